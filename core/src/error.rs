@@ -1,0 +1,81 @@
+//! The one error type of the library. Every message carries what a reader needs to mend the cause.
+
+/// What can go wrong, with the values that were found.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument of an op does not fit the others.
+    #[error("{op}: {field} is {found}, expected {expected}")]
+    Argument {
+        /// The op, e.g. `grouped_gemm`.
+        op: &'static str,
+        /// The argument's name.
+        field: &'static str,
+        /// What was expected, with its meaning where the number alone would not say.
+        expected: String,
+        /// What was found.
+        found: String,
+    },
+    /// Memory would not suffice, found before anything was computed or sent.
+    #[error("{op}: needs {needed} bytes, but only {available} are available ({hint})")]
+    Capacity {
+        /// The op or buffer that needs the memory.
+        op: &'static str,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes available.
+        available: u64,
+        /// How to make it fit.
+        hint: String,
+    },
+    /// A buffer of one backend was handed to another.
+    #[error("{op}: the tensor belongs to another backend than {backend}")]
+    ForeignTensor {
+        /// The op.
+        op: &'static str,
+        /// The backend that was called.
+        backend: &'static str,
+    },
+    /// The ranks of a collective disagree, one of them failed, or it did not arrive in time.
+    #[error("rank {rank}: {op}: {what}")]
+    Collective {
+        /// The rank that reports.
+        rank: usize,
+        /// The collective.
+        op: &'static str,
+        /// What happened, with the ranks and values involved.
+        what: String,
+    },
+    /// The backend cannot be had here.
+    #[error("{backend}: {why}")]
+    Unavailable {
+        /// The backend.
+        backend: &'static str,
+        /// Why, and what to do.
+        why: String,
+    },
+    /// A device reported a failure.
+    #[error("{backend}: {op}: {what}")]
+    Device {
+        /// The backend.
+        backend: &'static str,
+        /// The op that queued the work.
+        op: &'static str,
+        /// The device's own words.
+        what: String,
+    },
+}
+
+/// A result with the library's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// `Err(Error::Argument)` unless `ok`; the strings are built only on failure.
+pub(crate) fn ensure(
+    ok: bool,
+    op: &'static str,
+    field: &'static str,
+    expected: impl FnOnce() -> String,
+    found: impl FnOnce() -> String,
+) -> Result<()> {
+    if ok { Ok(()) } else { Err(Error::Argument { op, field, expected: expected(), found: found() }) }
+}

@@ -1,0 +1,263 @@
+//! Host buffers: 32-bit words behind a lock, viewed as the tensor's element type.
+//!
+//! An op takes a read lock for each input and a write lock for each output. The checks of the ops make sure that no
+//! output shares a buffer with another operand, so that one op never takes a lock twice for writing.
+
+use std::sync::Arc;
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use rayon::prelude::*;
+
+use crate::error::{Error, Result};
+use crate::numerics::bf16;
+use crate::tensor::{DType, Memory, Tensor};
+
+/// The words of a buffer.
+#[derive(Debug)]
+pub(super) struct Buffer(RwLock<Vec<u32>>);
+
+/// What a new buffer holds, so that a read of memory that nothing wrote shows: a NaN in every float type.
+const UNDEFINED: u32 = 0xFFFF_FFFF;
+
+/// A new tensor.
+pub(super) fn alloc(dtype: DType, shape: &[usize], memory: Memory, available: u64) -> Result<Tensor> {
+    let bytes = shape.iter().try_fold(dtype.size() as u64, |n, &d| n.checked_mul(d as u64)).unwrap_or(u64::MAX);
+    let capacity = |hint: &str| Error::Capacity { op: "alloc", needed: bytes, available, hint: hint.into() };
+    if bytes > available {
+        return Err(capacity("a smaller batch, more chunks, or more memory"));
+    }
+    let words = usize::try_from(bytes.div_ceil(4)).map_err(|_| capacity("a 64-bit machine"))?;
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(words).map_err(|_| capacity("the system refused"))?;
+    buffer.resize(words, UNDEFINED);
+    Ok(Tensor::from_storage(Arc::new(Buffer(RwLock::new(buffer))), shape, dtype, memory))
+}
+
+fn buffer<'a>(op: &'static str, tensor: &'a Tensor) -> Result<&'a Buffer> {
+    tensor.storage().downcast_ref::<Buffer>().ok_or(Error::ForeignTensor { op, backend: "host" })
+}
+
+/// A tensor locked for reading.
+pub(super) struct Input<'a> {
+    words: RwLockReadGuard<'a, Vec<u32>>,
+    from: usize,
+    len: usize,
+    dtype: DType,
+}
+
+/// A tensor locked for writing.
+pub(super) struct Output<'a> {
+    words: RwLockWriteGuard<'a, Vec<u32>>,
+    from: usize,
+    len: usize,
+    dtype: DType,
+}
+
+/// Locks a tensor for reading.
+pub(super) fn input<'a>(op: &'static str, tensor: &'a Tensor) -> Result<Input<'a>> {
+    let words = buffer(op, tensor)?.0.read_recursive();
+    Ok(Input { words, from: tensor.offset(), len: tensor.len(), dtype: tensor.dtype() })
+}
+
+/// Locks a tensor for reading, if there is one.
+pub(super) fn input_opt<'a>(op: &'static str, tensor: Option<&'a Tensor>) -> Result<Option<Input<'a>>> {
+    tensor.map(|t| input(op, t)).transpose()
+}
+
+/// Locks a tensor for writing.
+pub(super) fn output<'a>(op: &'static str, tensor: &'a Tensor) -> Result<Output<'a>> {
+    let words = buffer(op, tensor)?.0.write();
+    Ok(Output { words, from: tensor.offset(), len: tensor.len(), dtype: tensor.dtype() })
+}
+
+/// Locks a tensor for writing, if there is one.
+pub(super) fn output_opt<'a>(op: &'static str, tensor: Option<&'a Tensor>) -> Result<Option<Output<'a>>> {
+    tensor.map(|t| output(op, t)).transpose()
+}
+
+impl Input<'_> {
+    /// The elements of an F32 tensor.
+    pub(super) fn f32(&self) -> &[f32] {
+        debug_assert_eq!(self.dtype, DType::F32);
+        &cast_slice(&self.words)[self.from..self.from + self.len]
+    }
+
+    /// The elements of a U32 tensor.
+    pub(super) fn u32(&self) -> &[u32] {
+        debug_assert_eq!(self.dtype, DType::U32);
+        &self.words[self.from..self.from + self.len]
+    }
+
+    /// The codes of a Bf16 tensor.
+    pub(super) fn bf16(&self) -> &[u16] {
+        debug_assert_eq!(self.dtype, DType::Bf16);
+        &cast_slice(&self.words)[self.from..self.from + self.len]
+    }
+
+    /// The codes of a tensor of 1-byte elements.
+    pub(super) fn u8(&self) -> &[u8] {
+        debug_assert_eq!(self.dtype.size(), 1);
+        &cast_slice(&self.words)[self.from..self.from + self.len]
+    }
+
+    /// The elements of an F32 or Bf16 tensor.
+    pub(super) fn floats(&self) -> Floats<'_> {
+        match self.dtype {
+            DType::F32 => Floats::F32(self.f32()),
+            _ => Floats::Bf16(self.bf16()),
+        }
+    }
+
+    /// The bytes of the view.
+    pub(super) fn bytes(&self) -> &[u8] {
+        let size = self.dtype.size();
+        &cast_slice(&self.words)[self.from * size..(self.from + self.len) * size]
+    }
+}
+
+impl Output<'_> {
+    /// The elements of an F32 tensor.
+    pub(super) fn f32(&mut self) -> &mut [f32] {
+        debug_assert_eq!(self.dtype, DType::F32);
+        &mut cast_slice_mut(&mut self.words)[self.from..self.from + self.len]
+    }
+
+    /// The elements of a U32 tensor.
+    pub(super) fn u32(&mut self) -> &mut [u32] {
+        debug_assert_eq!(self.dtype, DType::U32);
+        &mut self.words[self.from..self.from + self.len]
+    }
+
+    /// The codes of a Bf16 tensor.
+    pub(super) fn bf16(&mut self) -> &mut [u16] {
+        debug_assert_eq!(self.dtype, DType::Bf16);
+        &mut cast_slice_mut(&mut self.words)[self.from..self.from + self.len]
+    }
+
+    /// The codes of a tensor of 1-byte elements.
+    pub(super) fn u8(&mut self) -> &mut [u8] {
+        debug_assert_eq!(self.dtype.size(), 1);
+        &mut cast_slice_mut(&mut self.words)[self.from..self.from + self.len]
+    }
+
+    /// The elements of an F32 or Bf16 tensor.
+    pub(super) fn floats(&mut self) -> FloatsMut<'_> {
+        match self.dtype {
+            DType::F32 => FloatsMut::F32(self.f32()),
+            _ => FloatsMut::Bf16(self.bf16()),
+        }
+    }
+
+    /// The bytes of the view.
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
+        let size = self.dtype.size();
+        &mut cast_slice_mut(&mut self.words)[self.from * size..(self.from + self.len) * size]
+    }
+}
+
+/// f32 or bf16 elements, read as f32.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Floats<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [u16]),
+}
+
+impl<'a> Floats<'a> {
+    /// Element i.
+    #[inline(always)]
+    pub(super) fn get(self, i: usize) -> f32 {
+        match self {
+            Floats::F32(x) => x[i],
+            Floats::Bf16(x) => bf16::to_f32(x[i]),
+        }
+    }
+
+    /// Copies the elements from `from` on into `out`.
+    #[inline(always)]
+    pub(super) fn load(self, from: usize, out: &mut [f32]) {
+        match self {
+            Floats::F32(x) => out.copy_from_slice(&x[from..from + out.len()]),
+            Floats::Bf16(x) => {
+                for (o, &c) in out.iter_mut().zip(&x[from..from + out.len()]) {
+                    *o = bf16::to_f32(c);
+                }
+            }
+        }
+    }
+
+    /// Row r of rows of `cols` elements: the slice itself, or converted in `scratch`.
+    #[inline(always)]
+    pub(super) fn row<'b>(self, r: usize, cols: usize, scratch: &'b mut Vec<f32>) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        match self {
+            Floats::F32(x) => &x[r * cols..(r + 1) * cols],
+            Floats::Bf16(_) => {
+                scratch.resize(cols, 0.0);
+                self.load(r * cols, scratch);
+                scratch
+            }
+        }
+    }
+}
+
+/// f32 or bf16 elements, written from f32 with one rounding.
+#[derive(Debug)]
+pub(super) enum FloatsMut<'a> {
+    F32(&'a mut [f32]),
+    Bf16(&'a mut [u16]),
+}
+
+impl FloatsMut<'_> {
+    /// Writes `values` from element `from` on.
+    #[inline(always)]
+    pub(super) fn store(&mut self, from: usize, values: &[f32]) {
+        match self {
+            FloatsMut::F32(out) => out[from..from + values.len()].copy_from_slice(values),
+            FloatsMut::Bf16(out) => {
+                for (o, &v) in out[from..from + values.len()].iter_mut().zip(values) {
+                    *o = bf16::from_f32(v);
+                }
+            }
+        }
+    }
+
+    /// Calls `row(r, values)` for each of the first `limit` rows of `cols` elements, on the threads of the current
+    /// pool; `values` starts with the row's present elements when `keep`, else with zeros, and is stored afterwards.
+    pub(super) fn par_rows(self, cols: usize, limit: usize, keep: bool, row: impl Fn(usize, &mut [f32]) + Sync) {
+        if cols == 0 {
+            return;
+        }
+        match self {
+            FloatsMut::F32(out) => {
+                out.par_chunks_mut(cols).take(limit).with_min_len(min_rows(cols)).enumerate().for_each(|(r, out)| {
+                    if !keep {
+                        out.fill(0.0);
+                    }
+                    row(r, out);
+                });
+            }
+            FloatsMut::Bf16(out) => {
+                out.par_chunks_mut(cols).take(limit).with_min_len(min_rows(cols)).enumerate().for_each_init(
+                    || vec![0.0f32; cols],
+                    |values, (r, out)| {
+                        if keep {
+                            Floats::Bf16(out).load(0, values);
+                        } else {
+                            values.fill(0.0);
+                        }
+                        row(r, values);
+                        FloatsMut::Bf16(out).store(0, values);
+                    },
+                );
+            }
+        }
+    }
+}
+
+/// Rows that one thread should take at least, so that the work outweighs handing it out.
+pub(super) fn min_rows(cols: usize) -> usize {
+    (4096 / cols.max(1)).max(1)
+}

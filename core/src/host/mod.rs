@@ -1,0 +1,175 @@
+//! The host backend: runs each op's specification on CPU threads, in the caller's thread order.
+//!
+//! It defines the bits. Fast versions (SIMD chosen at run time, threads) give the same bits as the plain code in
+//! `ops/` and `numerics/`, which the tests check. In-process ranks share one thread pool and one exchange.
+
+mod all_to_all;
+mod attention;
+mod group_quantize;
+mod grouped_gemm;
+mod map;
+mod memory;
+mod route;
+mod simd;
+
+pub use simd::Simd;
+
+use std::sync::Arc;
+
+use crate::backend::{Backend, Caps, Event, EventState, Queue};
+use crate::error::{Error, Result, ensure};
+use crate::numerics::NumericModel;
+use crate::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Route};
+use crate::tensor::{DType, Memory, Tensor};
+
+/// How a [`Host`] computes. None of it but `numerics` changes a bit.
+#[derive(Clone, Copy, Debug)]
+pub struct HostOptions {
+    /// The arithmetic of the matrix products.
+    pub numerics: NumericModel,
+    /// Number of threads; 0 for one for each core.
+    pub threads: usize,
+    /// Vector instructions; the best of this machine if None.
+    pub simd: Option<Simd>,
+    /// Largest single buffer in bytes.
+    pub max_buffer_bytes: u64,
+}
+
+impl Default for HostOptions {
+    fn default() -> Self {
+        HostOptions { numerics: NumericModel::Hopper, threads: 0, simd: None, max_buffer_bytes: 1 << 40 }
+    }
+}
+
+/// The CPU as a backend.
+#[derive(Debug)]
+pub struct Host {
+    caps: Caps,
+    simd: Simd,
+    pool: Arc<rayon::ThreadPool>,
+    exchange: Arc<all_to_all::Exchange>,
+}
+
+/// Work on the host is done when its call returns, so an event has nothing to remember.
+#[derive(Debug)]
+struct Done;
+
+impl EventState for Done {}
+
+impl Host {
+    /// One rank.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the threads cannot be had or the machine lacks the asked-for instructions.
+    pub fn new(options: HostOptions) -> Result<Host> {
+        Ok(Host::ranks(1, options)?.remove(0))
+    }
+
+    /// `ranks` ranks in this process, each to be driven by a thread of its own.
+    ///
+    /// # Errors
+    /// As [`new`](Host::new).
+    pub fn ranks(ranks: usize, options: HostOptions) -> Result<Vec<Host>> {
+        let unavailable = |why: String| Error::Unavailable { backend: "host", why };
+        let simd = match options.simd {
+            None => Simd::best(),
+            Some(simd) if simd.available() => simd,
+            Some(simd) => return Err(unavailable(format!("this machine has no {simd:?} instructions"))),
+        };
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(options.threads)
+            .build()
+            .map_err(|e| unavailable(format!("no threads: {e}")))?;
+        let (pool, exchange) = (Arc::new(pool), Arc::new(all_to_all::Exchange::new(ranks)));
+        let caps = |rank| Caps {
+            backend: "host",
+            numerics: options.numerics,
+            rank,
+            ranks,
+            max_buffer_bytes: options.max_buffer_bytes,
+        };
+        Ok((0..ranks)
+            .map(|rank| Host { caps: caps(rank), simd, pool: pool.clone(), exchange: exchange.clone() })
+            .collect())
+    }
+
+    /// The vector instructions in use.
+    pub fn simd(&self) -> Simd {
+        self.simd
+    }
+}
+
+impl Drop for Host {
+    /// The other ranks must not wait for one that is gone.
+    fn drop(&mut self) {
+        self.exchange.leave(self.caps.rank);
+    }
+}
+
+fn same_length(op: &'static str, tensor: &Tensor, bytes: usize) -> Result<()> {
+    ensure(bytes == tensor.bytes(), op, "bytes", || format!("{} for {tensor:?}", tensor.bytes()), || bytes.to_string())
+}
+
+impl Backend for Host {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn alloc(&self, dtype: DType, shape: &[usize], memory: Memory) -> Result<Tensor> {
+        memory::alloc(dtype, shape, memory, self.caps.max_buffer_bytes)
+    }
+
+    fn write(&self, dst: &Tensor, bytes: &[u8]) -> Result<()> {
+        same_length("write", dst, bytes.len())?;
+        memory::output("write", dst)?.bytes().copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&self, src: &Tensor, bytes: &mut [u8]) -> Result<()> {
+        same_length("read", src, bytes.len())?;
+        bytes.copy_from_slice(memory::input("read", src)?.bytes());
+        Ok(())
+    }
+
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn record(&self, _queue: Queue) -> Result<Event> {
+        Ok(Event(Arc::new(Done)))
+    }
+
+    fn wait_for(&self, _queue: Queue, _event: &Event) -> Result<()> {
+        Ok(())
+    }
+
+    fn grouped_gemm(&self, op: &Checked<GroupedGemm<'_>>) -> Result<()> {
+        self.pool.install(|| grouped_gemm::run(op, self.caps.numerics, self.simd))
+    }
+
+    fn group_quantize(&self, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
+        self.pool.install(|| group_quantize::run(op))
+    }
+
+    fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
+        self.exchange.run(self.caps.rank, op)
+    }
+
+    fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
+        let from = memory::input("offload", op.from)?;
+        memory::output("offload", op.to)?.bytes().copy_from_slice(from.bytes());
+        Ok(())
+    }
+
+    fn route(&self, op: &Checked<Route<'_>>) -> Result<()> {
+        self.pool.install(|| route::run(op, self.caps.ranks))
+    }
+
+    fn attention(&self, op: &Checked<Attention<'_>>) -> Result<()> {
+        self.pool.install(|| attention::run(op, self.caps.numerics, self.simd))
+    }
+
+    fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {
+        self.pool.install(|| map::run(op))
+    }
+}

@@ -1,0 +1,20 @@
+//! The specification of Dropless: what every backend computes, to the last bit.
+//!
+//! Read in this order: [`backend`] (the trait), [`ops`] (one file per op: arguments, checks, the specification in
+//! plain Rust), [`numerics`] (number formats and the tensor-core models), [`host`] (the backend that runs the
+//! specification on CPU threads), [`moe`] (the Mixture-of-Experts layer over any backend). `NUMERICS.md` in the
+//! repository root is the contract these modules implement.
+
+pub mod backend;
+pub mod error;
+pub mod host;
+pub mod moe;
+pub mod numerics;
+pub mod ops;
+pub mod tensor;
+
+pub use backend::{Backend, Caps, Event, Queue};
+pub use error::{Error, Result};
+pub use numerics::NumericModel;
+pub use ops::Checked;
+pub use tensor::{DType, Memory, Tensor};

@@ -1,0 +1,81 @@
+//! Exchange of rows between ranks.
+
+use super::{Arg, Checked, DType, distinct, number};
+use crate::backend::{Backend, Caps};
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// How many rows of each chunk count. Both are u32 `[ranks]` on the device and are never read on the host.
+#[derive(Clone, Copy, Debug)]
+pub struct Counts<'a> {
+    /// Rows for each destination.
+    pub send: &'a Tensor,
+    /// Rows from each source.
+    pub recv: &'a Tensor,
+}
+
+/// Chunk d of `send` goes to rank d, where it becomes chunk (this rank) of `recv`. Every rank calls it in the same
+/// order with the same row capacity and row length. Runs on the comm queue.
+///
+/// # Shape
+/// recv: `[ranks, capacity, ...]`. send: the same, or `[capacity, ...]` to send one chunk to every rank (all-gather).
+/// With counts, rows from the count on are neither sent nor written.
+///
+/// # Numerics
+/// None: bytes are moved.
+///
+/// # Errors
+/// [`crate::Error::Argument`] for shapes; [`crate::Error::Collective`] when the ranks' shapes or counts differ, a rank
+/// failed, or one did not arrive in time.
+#[derive(Clone, Copy, Debug)]
+pub struct AllToAll<'a> {
+    /// What this rank sends.
+    pub send: &'a Tensor,
+    /// What it receives.
+    pub recv: &'a Tensor,
+    /// Rows of each chunk; all of them if absent.
+    pub counts: Option<Counts<'a>>,
+}
+
+const OP: &str = "all_to_all";
+
+impl AllToAll<'_> {
+    /// True when one chunk goes to every rank.
+    pub fn gathers(&self) -> bool {
+        self.send.shape().len() + 1 == self.recv.shape().len()
+    }
+
+    /// Checks the arguments.
+    ///
+    /// # Errors
+    /// See the type.
+    pub fn check(self, caps: &Caps) -> Result<Checked<Self>> {
+        let recv = self.recv.shape();
+        number(
+            OP,
+            "recv",
+            recv.len() >= 2 && recv[0] == caps.ranks,
+            &format!("[{}, capacity, ...] ({} ranks)", caps.ranks, caps.ranks),
+            format_args!("{:?}", self.recv),
+        )?;
+        let expected = if self.gathers() { &recv[1..] } else { recv };
+        Arg::new(OP, "send", self.send).dtype(&[self.recv.dtype()])?.shape(expected, "as recv")?;
+        let mut others = vec![self.send];
+        if let Some(counts) = self.counts {
+            Arg::new(OP, "counts.send", counts.send).dtype(&[DType::U32])?.len(caps.ranks, "one for each rank")?;
+            Arg::new(OP, "counts.recv", counts.recv).dtype(&[DType::U32])?.len(caps.ranks, "one for each rank")?;
+            others.extend([counts.send, counts.recv]);
+        }
+        distinct(OP, "recv", self.recv, &others)?;
+        Ok(Checked::new(self))
+    }
+
+    /// Checks and queues.
+    ///
+    /// # Errors
+    /// See the type.
+    pub fn run(self, backend: &dyn Backend) -> Result<()> {
+        let _span = tracing::trace_span!(OP, send = ?self.send).entered();
+        backend.all_to_all(&self.check(backend.caps())?)
+    }
+}

@@ -1,0 +1,248 @@
+//! Block quantization of ragged groups of rows. NUMERICS.md, "Block formats".
+
+use super::{Arg, Checked, DType, FLOAT, distinct, number};
+use crate::backend::{Backend, Caps};
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// A block format and the options that change its bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlockFormat {
+    /// Blocks of 32 e4m3 elements with a ue8m0 scale.
+    Mxfp8 {
+        /// Round the shared exponent down and saturate the largest elements (the OCP rule) instead of up (the default
+        /// here: nothing saturates).
+        floor: bool,
+    },
+    /// Blocks of 1x128 (square: 128x128) e4m3 elements with an f32 inverse scale.
+    Fp8Block {
+        /// Keep the f32 scale instead of rounding it down to a power of two.
+        f32_scale: bool,
+    },
+    /// Blocks of 1x16 (square: 16x16) e2m1 elements with an e4m3 scale, and one f32 amax for the tensor.
+    Nvfp4 {
+        /// Stochastic rounding with this Philox key (64 bits) and counter stream; nearest even if absent.
+        stochastic: Option<(u64, u32)>,
+    },
+}
+
+impl BlockFormat {
+    /// Elements along a block.
+    pub const fn block(self) -> usize {
+        match self {
+            BlockFormat::Mxfp8 { .. } => 32,
+            BlockFormat::Fp8Block { .. } => 128,
+            BlockFormat::Nvfp4 { .. } => 16,
+        }
+    }
+}
+
+/// Where the row-wise result goes: blocks run along the columns.
+///
+/// # Shape
+/// codes as `x` (`E2m1x2`: half the columns); scales as `x` with the columns divided by the block, rounded up (with
+/// `square`: the rows of each matrix too).
+#[derive(Clone, Copy, Debug)]
+pub struct RowBlocks<'a> {
+    /// e4m3, or e2m1x2.
+    pub codes: &'a Tensor,
+    /// ue8m0 (MXFP8), f32 inverse scales (FP8 blocks), e4m3 (NVFP4).
+    pub scales: &'a Tensor,
+}
+
+/// Where the column-wise result goes: blocks run along the rows and never span two groups. Each group starts at a
+/// multiple of the block in the result; the rows that pad a group hold zero codes.
+///
+/// # Shape
+/// With `padded` = the result's capacity in rows, a multiple of the block, at least
+/// [`GroupQuantize::padded_rows`]. MXFP8: codes `[padded, cols]`, scales `[padded / 32, cols]`. FP8 blocks, transposed:
+/// codes `[cols, padded]`, scales `[cols, padded / 128]`. For stacked matrices `[groups, n, k]` (no padding, n a
+/// multiple of 32 for MXFP8): MXFP8 codes `[groups, n, k]`, scales `[groups, n / 32, k]`; FP8 blocks (square only) codes
+/// `[groups, k, n]`, scales `[groups, ceil(k / 128), ceil(n / 128)]`.
+#[derive(Clone, Copy, Debug)]
+pub struct ColumnBlocks<'a> {
+    /// As in [`RowBlocks`].
+    pub codes: &'a Tensor,
+    /// As in [`RowBlocks`].
+    pub scales: &'a Tensor,
+    /// u32 `[groups + 1]`, written: the groups' offsets in the padded result. None for stacked matrices.
+    pub offsets: Option<&'a Tensor>,
+}
+
+/// Quantizes ragged groups of rows, or a stack of matrices, row-wise, column-wise or both in one pass.
+///
+/// # Shape
+/// x: f32 or bf16, `[rows, cols]` with u32 offsets `[groups + 1]`, or `[groups, n, k]` without. `square` needs stacked
+/// matrices. Column-wise NVFP4 is not defined. amax: f32 `[1]`, written, for NVFP4 only.
+///
+/// # Numerics
+/// `NUMERICS.md`, "Block formats". Both results come from the unquantized input.
+///
+/// # Errors
+/// [`crate::Error::Argument`] names the field, e.g. a shape whose columns are not a multiple of 32 under MXFP8.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupQuantize<'a> {
+    /// The values.
+    pub x: &'a Tensor,
+    /// Group offsets; None for stacked matrices.
+    pub offsets: Option<&'a Tensor>,
+    /// The format.
+    pub format: BlockFormat,
+    /// One scale for each square block of a stacked matrix.
+    pub square: bool,
+    /// The row-wise result.
+    pub row: Option<RowBlocks<'a>>,
+    /// The column-wise result.
+    pub column: Option<ColumnBlocks<'a>>,
+    /// The tensor's amax (NVFP4).
+    pub amax: Option<&'a Tensor>,
+}
+
+const OP: &str = "group_quantize";
+
+impl<'a> GroupQuantize<'a> {
+    /// Rows that a column-wise result needs in the worst case for `rows` rows in `groups` groups.
+    pub fn padded_rows(format: BlockFormat, rows: usize, groups: usize) -> usize {
+        let block = format.block();
+        (rows + groups * (block - 1)) / block * block
+    }
+
+    /// Checks the arguments.
+    ///
+    /// # Errors
+    /// See the type.
+    pub fn check(self, _caps: &Caps) -> Result<Checked<Self>> {
+        let x = self.x;
+        let block = self.format.block();
+        let nvfp4 = matches!(self.format, BlockFormat::Nvfp4 { .. });
+        let (code, scale) = match self.format {
+            BlockFormat::Mxfp8 { .. } => (DType::E4m3, DType::Ue8m0),
+            BlockFormat::Fp8Block { .. } => (DType::E4m3, DType::F32),
+            BlockFormat::Nvfp4 { .. } => (DType::E2m1x2, DType::E4m3),
+        };
+        Arg::new(OP, "x", x).dtype(FLOAT)?;
+        let stacked = self.offsets.is_none();
+        let dims = if stacked { 3 } else { 2 };
+        number(
+            OP,
+            "x",
+            x.shape().len() == dims,
+            if stacked { "[groups, n, k] without offsets" } else { "[rows, cols] with offsets" },
+            format_args!("{x:?}"),
+        )?;
+        if let Some(offsets) = self.offsets {
+            Arg::new(OP, "offsets", offsets).dtype(&[DType::U32])?;
+            number(OP, "offsets", offsets.len() >= 2, "at least 2 entries (groups + 1)", offsets.len())?;
+        }
+        number(OP, "square", stacked || !self.square, "false for ragged rows", self.square)?;
+        number(OP, "amax", self.amax.is_some() == nvfp4, "given for NVFP4 and only there", self.amax.is_some())?;
+        if let Some(amax) = self.amax {
+            Arg::new(OP, "amax", amax).dtype(&[DType::F32])?.len(1, "one for the tensor")?;
+        }
+        let cols = x.cols();
+        if let Some(row) = self.row {
+            if !matches!(self.format, BlockFormat::Fp8Block { .. }) {
+                number(OP, "x", cols.is_multiple_of(block), &format!("a multiple of {block} columns"), cols)?;
+            }
+            let mut shape = x.shape().to_vec();
+            let mut scales = shape.clone();
+            scales[dims - 1] = cols.div_ceil(block);
+            if self.square {
+                scales[1] = shape[1].div_ceil(block);
+            }
+            if nvfp4 {
+                shape[dims - 1] /= 2;
+            }
+            Arg::new(OP, "row.codes", row.codes).dtype(&[code])?.shape(&shape, "as x")?;
+            Arg::new(OP, "row.scales", row.scales).dtype(&[scale])?.shape(&scales, "as x, in blocks")?;
+        }
+        if let Some(column) = self.column {
+            self.check_column(column, code, scale)?;
+        }
+        let outputs = [
+            self.row.map(|r| r.codes),
+            self.row.map(|r| r.scales),
+            self.column.map(|c| c.codes),
+            self.column.map(|c| c.scales),
+            self.column.and_then(|c| c.offsets),
+            self.amax,
+        ];
+        for (i, out) in outputs.iter().enumerate() {
+            let Some(out) = out else { continue };
+            let mut others: Vec<&Tensor> = outputs[i + 1..].iter().flatten().copied().collect();
+            others.push(x);
+            others.extend(self.offsets);
+            distinct(OP, "output", out, &others)?;
+        }
+        Ok(Checked::new(self))
+    }
+
+    fn check_column(&self, column: ColumnBlocks<'_>, code: DType, scale: DType) -> Result<()> {
+        let block = self.format.block();
+        let (codes, scales) = (column.codes, column.scales);
+        let cols = self.x.cols();
+        Arg::new(OP, "column.codes", codes).dtype(&[code])?;
+        Arg::new(OP, "column.scales", scales).dtype(&[scale])?;
+        number(
+            OP,
+            "column.offsets",
+            column.offsets.is_some() == self.offsets.is_some(),
+            "given exactly for ragged rows",
+            column.offsets.is_some(),
+        )?;
+        let transposed = matches!(self.format, BlockFormat::Fp8Block { .. });
+        number(
+            OP,
+            "column",
+            !matches!(self.format, BlockFormat::Nvfp4 { .. }),
+            "absent under NVFP4 (no column-wise NVFP4 is defined)",
+            "given",
+        )?;
+        match (self.offsets, column.offsets) {
+            (Some(offsets), Some(out)) => {
+                Arg::new(OP, "column.offsets", out).dtype(&[DType::U32])?.len(offsets.len(), "groups + 1")?;
+                let padded = if transposed { codes.cols() } else { codes.rows() };
+                let least = Self::padded_rows(self.format, self.x.rows(), offsets.len() - 1);
+                number(
+                    OP,
+                    "column.codes",
+                    padded >= least && padded.is_multiple_of(block),
+                    &format!("at least {least} rows, a multiple of {block}"),
+                    padded,
+                )?;
+                let (c, s) = if transposed {
+                    ([cols, padded], [cols, padded / block])
+                } else {
+                    ([padded, cols], [padded / block, cols])
+                };
+                Arg::new(OP, "column.codes", codes).shape(&c, "padded rows and columns")?;
+                Arg::new(OP, "column.scales", scales).shape(&s, "padded rows in blocks, and columns")?;
+            }
+            _ => {
+                let [groups, n, k] = [self.x.shape()[0], self.x.shape()[1], self.x.shape()[2]];
+                if transposed {
+                    number(OP, "square", self.square, "true for column-wise FP8 blocks of matrices", self.square)?;
+                    Arg::new(OP, "column.codes", codes).shape(&[groups, k, n], "[groups, k, n]")?;
+                    Arg::new(OP, "column.scales", scales)
+                        .shape(&[groups, k.div_ceil(block), n.div_ceil(block)], "[groups, k, n] in blocks")?;
+                } else {
+                    number(OP, "x", n.is_multiple_of(block), &format!("a multiple of {block} rows a matrix"), n)?;
+                    let wide = if self.square { k.div_ceil(block) } else { k };
+                    Arg::new(OP, "column.codes", codes).shape(&[groups, n, k], "[groups, n, k]")?;
+                    Arg::new(OP, "column.scales", scales)
+                        .shape(&[groups, n / block, wide], "[groups, n in blocks, k]")?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks and queues.
+    ///
+    /// # Errors
+    /// See the type; a failure of the device.
+    pub fn run(self, backend: &dyn Backend) -> Result<()> {
+        let _span = tracing::trace_span!(OP, format = ?self.format, x = ?self.x).entered();
+        backend.group_quantize(&self.check(backend.caps())?)
+    }
+}

@@ -1,0 +1,98 @@
+//! RMSNorm (arXiv 1910.07467) and its gradient.
+
+use crate::error::Result;
+use crate::ops::{Arg, DType, FLOAT, distinct, number};
+use crate::tensor::Tensor;
+
+/// `out = x * rstd * weight` with `rstd = 1 / sqrt(mean(x^2) + eps)`.
+///
+/// # Shape
+/// x, out: `[rows, cols]` of one type; weight: f32 `[cols]`; rstd: f32 `[rows]`, written.
+///
+/// # Numerics
+/// The sum of squares is a row reduction; `(x * rstd) * weight`, rounded once.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNorm<'a> {
+    /// The rows.
+    pub x: &'a Tensor,
+    /// The gain.
+    pub weight: &'a Tensor,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// The result, written.
+    pub out: &'a Tensor,
+    /// The reciprocal root mean square, written.
+    pub rstd: &'a Tensor,
+}
+
+impl RmsNorm<'_> {
+    pub(super) const OP: &'static str = "rms_norm";
+
+    pub(super) fn check(&self) -> Result<()> {
+        let (rows, cols) = (self.x.rows(), self.x.cols());
+        Arg::new(Self::OP, "x", self.x).dtype(FLOAT)?;
+        Arg::new(Self::OP, "weight", self.weight).dtype(&[DType::F32])?.len(cols, "one for each column")?;
+        Arg::new(Self::OP, "out", self.out).dtype(&[self.x.dtype()])?.len(rows * cols, "as x")?;
+        Arg::new(Self::OP, "rstd", self.rstd).dtype(&[DType::F32])?.len(rows, "one for each row")?;
+        distinct(Self::OP, "out", self.out, &[self.x, self.weight, self.rstd])?;
+        distinct(Self::OP, "rstd", self.rstd, &[self.x, self.weight])
+    }
+}
+
+/// The gradients of [`RmsNorm`].
+///
+/// # Shape
+/// dy, x, dx, residual: `[rows, cols]` of one type; d_weight: f32 `[groups, cols]` (groups of equally many rows, the
+/// shards of the gradient), **added to**.
+///
+/// # Numerics
+/// With g = dy * weight and c = (row sum of g * x) / cols: `dx = rstd * (g - x * (rstd * rstd * c))` (plus `residual`,
+/// added before the one rounding); `d_weight += column sum of dy * (x * rstd)` by the token-sum rule.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNormGrad<'a> {
+    /// Gradient of the result.
+    pub dy: &'a Tensor,
+    /// The rows.
+    pub x: &'a Tensor,
+    /// The gain.
+    pub weight: &'a Tensor,
+    /// As [`RmsNorm`] wrote it.
+    pub rstd: &'a Tensor,
+    /// Another gradient of x, added to dx (the residual stream).
+    pub residual: Option<&'a Tensor>,
+    /// Gradient of x, written.
+    pub dx: &'a Tensor,
+    /// Gradient of the gain, added to.
+    pub d_weight: &'a Tensor,
+}
+
+impl RmsNormGrad<'_> {
+    pub(super) const OP: &'static str = "rms_norm_grad";
+
+    pub(super) fn check(&self) -> Result<()> {
+        let (rows, cols) = (self.x.rows(), self.x.cols());
+        let dtype = self.x.dtype();
+        Arg::new(Self::OP, "x", self.x).dtype(FLOAT)?;
+        Arg::new(Self::OP, "dy", self.dy).dtype(&[dtype])?.len(rows * cols, "as x")?;
+        Arg::new(Self::OP, "dx", self.dx).dtype(&[dtype])?.len(rows * cols, "as x")?;
+        Arg::new(Self::OP, "weight", self.weight).dtype(&[DType::F32])?.len(cols, "one for each column")?;
+        Arg::new(Self::OP, "rstd", self.rstd).dtype(&[DType::F32])?.len(rows, "one for each row")?;
+        Arg::new(Self::OP, "d_weight", self.d_weight).dtype(&[DType::F32])?;
+        let groups = self.d_weight.rows();
+        number(
+            Self::OP,
+            "d_weight",
+            self.d_weight.cols() == cols && groups > 0 && rows.is_multiple_of(groups),
+            &format!("[groups, {cols}] with groups dividing {rows} rows"),
+            format_args!("{:?}", self.d_weight),
+        )?;
+        let mut inputs = vec![self.dy, self.x, self.weight, self.rstd];
+        if let Some(residual) = self.residual {
+            Arg::new(Self::OP, "residual", residual).dtype(&[dtype])?.len(rows * cols, "as x")?;
+            inputs.push(residual);
+        }
+        distinct(Self::OP, "d_weight", self.d_weight, &inputs)?;
+        inputs.push(self.d_weight);
+        distinct(Self::OP, "dx", self.dx, &inputs)
+    }
+}

@@ -1,0 +1,128 @@
+//! The optimizer: gradient norm, AdamW (arXiv 1711.05101), and the selection-bias update of DeepSeek-V3.
+
+use crate::error::Result;
+use crate::ops::{Arg, DType, distinct, number};
+use crate::tensor::Tensor;
+
+/// The global gradient norm and the factor that clips it.
+///
+/// # Shape
+/// squares: f32, sums of squares in a fixed order; out: f32 `[2]`: norm, factor.
+///
+/// # Numerics
+/// norm = sqrt(squares added in order); factor = `max_norm / norm` if norm > max_norm, else 1. A NaN norm gives a NaN
+/// factor; `max_norm` 0 never clips.
+#[derive(Clone, Copy, Debug)]
+pub struct ClipScale<'a> {
+    /// Sums of squares.
+    pub squares: &'a Tensor,
+    /// The largest norm that is left alone; 0 for no clipping.
+    pub max_norm: f32,
+    /// Norm and factor, written.
+    pub out: &'a Tensor,
+}
+
+impl ClipScale<'_> {
+    pub(super) const OP: &'static str = "clip_scale";
+
+    pub(super) fn check(&self) -> Result<()> {
+        Arg::new(Self::OP, "squares", self.squares).dtype(&[DType::F32])?;
+        number(Self::OP, "max_norm", self.max_norm >= 0.0, "0 or more", self.max_norm)?;
+        Arg::new(Self::OP, "out", self.out).dtype(&[DType::F32])?.len(2, "norm and factor")?;
+        distinct(Self::OP, "out", self.out, &[self.squares])
+    }
+}
+
+/// One step of AdamW on any number of parameters that share a weight decay. Works in place.
+///
+/// # Shape
+/// grad, param, m, v: f32 of one length; half: bf16 of that length, written with the new parameters; clip: f32 `[2]` of
+/// [`ClipScale`]; step: f32 `[3]` = learning rate, 1 - beta1^t, 1 - beta2^t.
+///
+/// # Numerics
+/// With g = grad * clip\[1\]: `m = fma(beta1, m, (1 - beta1) * g)`, `v = fma(beta2, v, ((1 - beta2) * g) * g)`,
+/// `u = (m / c1) / (sqrt(v / c2) + eps)`, `param = param - lr * (decay * param)`, `param = param - lr * u`.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamW<'a> {
+    /// Gradient.
+    pub grad: &'a Tensor,
+    /// Norm and factor of [`ClipScale`].
+    pub clip: &'a Tensor,
+    /// Learning rate and the two bias corrections.
+    pub step: &'a Tensor,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root.
+    pub eps: f32,
+    /// Decoupled weight decay.
+    pub decay: f32,
+    /// Master weights, updated.
+    pub param: &'a Tensor,
+    /// First moment, updated.
+    pub m: &'a Tensor,
+    /// Second moment, updated.
+    pub v: &'a Tensor,
+    /// Weights rounded to bf16, written.
+    pub half: Option<&'a Tensor>,
+}
+
+impl AdamW<'_> {
+    pub(super) const OP: &'static str = "adamw";
+
+    pub(super) fn check(&self) -> Result<()> {
+        let len = self.param.len();
+        for (field, tensor) in [("grad", self.grad), ("param", self.param), ("m", self.m), ("v", self.v)] {
+            Arg::new(Self::OP, field, tensor).dtype(&[DType::F32])?.len(len, "as param")?;
+        }
+        Arg::new(Self::OP, "clip", self.clip).dtype(&[DType::F32])?.len(2, "norm and factor")?;
+        Arg::new(Self::OP, "step", self.step).dtype(&[DType::F32])?.len(3, "rate and two corrections")?;
+        let mut others = vec![self.grad, self.clip, self.step];
+        for (field, out) in [("param", Some(self.param)), ("m", Some(self.m)), ("v", Some(self.v)), ("half", self.half)]
+        {
+            let Some(out) = out else { continue };
+            distinct(Self::OP, field, out, &others)?;
+            others.push(out);
+        }
+        if let Some(half) = self.half {
+            Arg::new(Self::OP, "half", half).dtype(&[DType::Bf16])?.len(len, "as param")?;
+        }
+        Ok(())
+    }
+}
+
+/// Aux-loss-free balancing (arXiv 2408.15664): `bias += rate * sign(mean - count)`, in place.
+///
+/// # Shape
+/// counts: u32 `[parts, experts]`, added over the parts (the ranks); bias: f32 `[experts]`.
+///
+/// # Numerics
+/// The comparison is exact: `count * experts` against the total, in 64-bit integers. An equal count changes nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct BiasUpdate<'a> {
+    /// Choices of each expert in this step.
+    pub counts: &'a Tensor,
+    /// Step of the bias.
+    pub rate: f32,
+    /// The bias, updated.
+    pub bias: &'a Tensor,
+}
+
+impl BiasUpdate<'_> {
+    pub(super) const OP: &'static str = "bias_update";
+
+    pub(super) fn check(&self) -> Result<()> {
+        let experts = self.bias.len();
+        Arg::new(Self::OP, "bias", self.bias).dtype(&[DType::F32])?;
+        Arg::new(Self::OP, "counts", self.counts).dtype(&[DType::U32])?;
+        number(
+            Self::OP,
+            "counts",
+            self.counts.cols() == experts,
+            &format!("{experts} columns, one for each expert"),
+            self.counts.cols(),
+        )?;
+        distinct(Self::OP, "bias", self.bias, &[self.counts])
+    }
+}

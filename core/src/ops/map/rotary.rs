@@ -1,0 +1,202 @@
+//! Rotary position embedding (arXiv 2104.09864), and the assembly of queries, keys and values of multi-head latent
+//! attention (arXiv 2405.04434, section 2.1).
+
+use crate::error::Result;
+use crate::ops::{Arg, DType, FLOAT, distinct, number};
+use crate::tensor::Tensor;
+
+/// Extents of multi-head latent attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MlaShape {
+    /// Heads.
+    pub heads: usize,
+    /// Elements of a query or key without position.
+    pub nope: usize,
+    /// Elements with position (even).
+    pub rope: usize,
+    /// Elements of a value.
+    pub v: usize,
+}
+
+/// Rotates the rotary part of the queries and of the shared key, and lays out queries, keys and values for attention.
+///
+/// # Shape
+/// q_in, q, k: `[tokens, heads * (nope + rope)]`; kv: `[tokens, heads * (nope + v)]`; k_rope: `[tokens, rope]`;
+/// v: `[tokens, heads * v]`; positions: u32 `[tokens]`; cos, sin: f32 `[positions, rope / 2]`.
+///
+/// # Numerics
+/// Interleaved pairs: with x = (a, b) at columns (2i, 2i + 1) of the rotary part and c, s from row `position`, column i:
+/// `(a * c - b * s, b * c + a * s)`: two products, one sum, no fma. The rest is copied.
+#[derive(Clone, Copy, Debug)]
+pub struct Mla<'a> {
+    /// Queries as projected.
+    pub q_in: &'a Tensor,
+    /// Keys (without position) and values as projected.
+    pub kv: &'a Tensor,
+    /// The rotary key that all heads share, as projected.
+    pub k_rope: &'a Tensor,
+    /// Position of each token in its document.
+    pub positions: &'a Tensor,
+    /// Cosines.
+    pub cos: &'a Tensor,
+    /// Sines.
+    pub sin: &'a Tensor,
+    /// Queries, written.
+    pub q: &'a Tensor,
+    /// Keys, written.
+    pub k: &'a Tensor,
+    /// Values, written.
+    pub v: &'a Tensor,
+    /// Extents.
+    pub shape: MlaShape,
+}
+
+/// The gradients of [`Mla`].
+///
+/// # Shape
+/// As [`Mla`], each gradient as its value.
+///
+/// # Numerics
+/// The inverse rotation `(a * c + b * s, b * c - a * s)`. The heads' gradients of the shared key are added in the order
+/// of the heads in f32, then rotated and rounded once.
+#[derive(Clone, Copy, Debug)]
+pub struct MlaGrad<'a> {
+    /// Gradient of the queries.
+    pub d_q: &'a Tensor,
+    /// Gradient of the keys.
+    pub d_k: &'a Tensor,
+    /// Gradient of the values.
+    pub d_v: &'a Tensor,
+    /// Position of each token.
+    pub positions: &'a Tensor,
+    /// Cosines.
+    pub cos: &'a Tensor,
+    /// Sines.
+    pub sin: &'a Tensor,
+    /// Gradient of `q_in`, written.
+    pub d_q_in: &'a Tensor,
+    /// Gradient of `kv`, written.
+    pub d_kv: &'a Tensor,
+    /// Gradient of `k_rope`, written.
+    pub d_k_rope: &'a Tensor,
+    /// Extents.
+    pub shape: MlaShape,
+}
+
+/// `out = rotate(x)` over whole heads in halves: the pair i is the columns (i, i + dim / 2) of a head (Qwen3, Mixtral).
+///
+/// # Shape
+/// x, out: `[tokens, heads * dim]`; positions: u32 `[tokens]`; cos, sin: f32 `[positions, dim / 2]`.
+///
+/// # Numerics
+/// As [`Mla`]; `inverse` as [`MlaGrad`].
+#[derive(Clone, Copy, Debug)]
+pub struct Rotary<'a> {
+    /// The heads.
+    pub x: &'a Tensor,
+    /// Position of each token.
+    pub positions: &'a Tensor,
+    /// Cosines.
+    pub cos: &'a Tensor,
+    /// Sines.
+    pub sin: &'a Tensor,
+    /// Rotate back (the gradient).
+    pub inverse: bool,
+    /// The result, written.
+    pub out: &'a Tensor,
+}
+
+/// Checks a rotation table for `rope` rotated elements.
+fn check_table(
+    op: &'static str,
+    tokens: usize,
+    positions: &Tensor,
+    cos: &Tensor,
+    sin: &Tensor,
+    rope: usize,
+) -> Result<()> {
+    number(op, "rope", rope.is_multiple_of(2), "an even number of rotated elements", rope)?;
+    Arg::new(op, "positions", positions).dtype(&[DType::U32])?.len(tokens, "one for each token")?;
+    let rows = cos.rows();
+    Arg::new(op, "cos", cos).dtype(&[DType::F32])?.shape(&[rows, rope / 2], "[positions, rope / 2]")?;
+    Arg::new(op, "sin", sin).dtype(&[DType::F32])?.shape(&[rows, rope / 2], "[positions, rope / 2]")?;
+    Ok(())
+}
+
+/// Checks operands of one type with one row for each token, then that the outputs have buffers of their own.
+fn check_rows(
+    op: &'static str,
+    tokens: usize,
+    dtype: DType,
+    inputs: &[(&'static str, &Tensor, usize)],
+    outputs: &[(&'static str, &Tensor, usize)],
+) -> Result<()> {
+    for &(field, tensor, cols) in inputs.iter().chain(outputs) {
+        Arg::new(op, field, tensor).dtype(FLOAT)?.dtype(&[dtype])?.shape(&[tokens, cols], "[tokens, columns]")?;
+    }
+    let mut others: Vec<&Tensor> = inputs.iter().map(|i| i.1).collect();
+    for &(field, tensor, _) in outputs {
+        distinct(op, field, tensor, &others)?;
+        others.push(tensor);
+    }
+    Ok(())
+}
+
+impl Mla<'_> {
+    pub(super) const OP: &'static str = "mla";
+
+    pub(super) fn check(&self) -> Result<()> {
+        let MlaShape { heads, nope, rope, v } = self.shape;
+        let tokens = self.q_in.rows();
+        check_table(Self::OP, tokens, self.positions, self.cos, self.sin, rope)?;
+        check_rows(
+            Self::OP,
+            tokens,
+            self.q_in.dtype(),
+            &[
+                ("q_in", self.q_in, heads * (nope + rope)),
+                ("kv", self.kv, heads * (nope + v)),
+                ("k_rope", self.k_rope, rope),
+            ],
+            &[("q", self.q, heads * (nope + rope)), ("k", self.k, heads * (nope + rope)), ("v", self.v, heads * v)],
+        )
+    }
+}
+
+impl MlaGrad<'_> {
+    pub(super) const OP: &'static str = "mla_grad";
+
+    pub(super) fn check(&self) -> Result<()> {
+        let MlaShape { heads, nope, rope, v } = self.shape;
+        let tokens = self.d_q.rows();
+        check_table(Self::OP, tokens, self.positions, self.cos, self.sin, rope)?;
+        check_rows(
+            Self::OP,
+            tokens,
+            self.d_q.dtype(),
+            &[
+                ("d_q", self.d_q, heads * (nope + rope)),
+                ("d_k", self.d_k, heads * (nope + rope)),
+                ("d_v", self.d_v, heads * v),
+            ],
+            &[
+                ("d_q_in", self.d_q_in, heads * (nope + rope)),
+                ("d_kv", self.d_kv, heads * (nope + v)),
+                ("d_k_rope", self.d_k_rope, rope),
+            ],
+        )
+    }
+}
+
+impl Rotary<'_> {
+    pub(super) const OP: &'static str = "rotary";
+
+    pub(super) fn check(&self) -> Result<()> {
+        let tokens = self.x.rows();
+        let dim = 2 * self.cos.cols();
+        let cols = self.x.cols();
+        number(Self::OP, "x", dim > 0 && cols.is_multiple_of(dim), &format!("heads of {dim} columns"), cols)?;
+        check_table(Self::OP, tokens, self.positions, self.cos, self.sin, dim)?;
+        check_rows(Self::OP, tokens, self.x.dtype(), &[("x", self.x, cols)], &[("out", self.out, cols)])
+    }
+}

@@ -1,0 +1,116 @@
+//! SwiGLU (arXiv 2002.05202) with an optional weight for each row, and its gradient.
+
+use crate::error::Result;
+use crate::ops::{Arg, DType, FLOAT, distinct};
+use crate::tensor::Tensor;
+
+/// `out = weight * silu(gate) * up`, where a row of `gate_up` is gate, then up.
+///
+/// The router's weight enters here, before the down projection, so that no expert output need be kept for its gradient.
+///
+/// # Shape
+/// gate_up: `[rows, 2 * i]`; weight: f32 `[rows]`; limit: u32 `[1]` (rows from there on are neither read nor written);
+/// out: `[rows, i]`, of gate_up's type.
+///
+/// # Numerics
+/// `silu(g) = g / (1 + exp(-g))`; `(silu(g) * u) * weight`, rounded once.
+#[derive(Clone, Copy, Debug)]
+pub struct Swiglu<'a> {
+    /// Gate and up.
+    pub gate_up: &'a Tensor,
+    /// Factor of each row.
+    pub weight: Option<&'a Tensor>,
+    /// Number of rows that count.
+    pub limit: Option<&'a Tensor>,
+    /// The result, written.
+    pub out: &'a Tensor,
+}
+
+impl Swiglu<'_> {
+    pub(super) const OP: &'static str = "swiglu";
+
+    pub(super) fn check(&self) -> Result<()> {
+        let rows = self.gate_up.rows();
+        let width = check(Self::OP, self.gate_up, self.weight, self.limit, "out", self.out)?;
+        let mut inputs = vec![self.gate_up];
+        inputs.extend(self.weight);
+        inputs.extend(self.limit);
+        Arg::new(Self::OP, "out", self.out).len(rows * width, "[rows, i]")?;
+        distinct(Self::OP, "out", self.out, &inputs)
+    }
+}
+
+/// The gradients of [`Swiglu`].
+///
+/// # Shape
+/// As [`Swiglu`]; d_out: `[rows, i]`; d_gate_up: `[rows, 2 * i]`; d_weight: f32 `[rows]`.
+///
+/// # Numerics
+/// With s = 1 / (1 + exp(-g)), h = silu(g), w = weight (1 if absent):
+/// `d_up = (d_out * w) * h`, `d_gate = ((d_out * w) * u) * (s * (1 + g * (1 - s)))`,
+/// `d_weight` = row reduction of `d_out * (h * u)`.
+#[derive(Clone, Copy, Debug)]
+pub struct SwigluGrad<'a> {
+    /// Gate and up.
+    pub gate_up: &'a Tensor,
+    /// Factor of each row.
+    pub weight: Option<&'a Tensor>,
+    /// Number of rows that count.
+    pub limit: Option<&'a Tensor>,
+    /// Gradient of the result.
+    pub d_out: &'a Tensor,
+    /// Gradient of gate and up, written.
+    pub d_gate_up: &'a Tensor,
+    /// Gradient of the factors, written; given exactly with `weight`.
+    pub d_weight: Option<&'a Tensor>,
+}
+
+impl SwigluGrad<'_> {
+    pub(super) const OP: &'static str = "swiglu_grad";
+
+    pub(super) fn check(&self) -> Result<()> {
+        let rows = self.gate_up.rows();
+        let width = check(Self::OP, self.gate_up, self.weight, self.limit, "d_out", self.d_out)?;
+        let dtype = self.gate_up.dtype();
+        Arg::new(Self::OP, "d_out", self.d_out).len(rows * width, "[rows, i]")?;
+        Arg::new(Self::OP, "d_gate_up", self.d_gate_up).dtype(&[dtype])?.len(rows * 2 * width, "as gate_up")?;
+        let mut inputs = vec![self.gate_up, self.d_out];
+        inputs.extend(self.weight);
+        inputs.extend(self.limit);
+        crate::ops::number(
+            Self::OP,
+            "d_weight",
+            self.d_weight.is_some() == self.weight.is_some(),
+            "given exactly with weight",
+            self.d_weight.is_some(),
+        )?;
+        if let Some(d_weight) = self.d_weight {
+            Arg::new(Self::OP, "d_weight", d_weight).dtype(&[DType::F32])?.len(rows, "one for each row")?;
+            distinct(Self::OP, "d_weight", d_weight, &inputs)?;
+            inputs.push(d_weight);
+        }
+        distinct(Self::OP, "d_gate_up", self.d_gate_up, &inputs)
+    }
+}
+
+/// Checks what both ops share and returns i.
+fn check(
+    op: &'static str,
+    gate_up: &Tensor,
+    weight: Option<&Tensor>,
+    limit: Option<&Tensor>,
+    field: &'static str,
+    half: &Tensor,
+) -> Result<usize> {
+    Arg::new(op, "gate_up", gate_up).dtype(FLOAT)?;
+    let cols = gate_up.cols();
+    crate::ops::number(op, "gate_up", cols.is_multiple_of(2), "an even number of columns (gate, up)", cols)?;
+    Arg::new(op, field, half).dtype(&[gate_up.dtype()])?;
+    if let Some(weight) = weight {
+        Arg::new(op, "weight", weight).dtype(&[DType::F32])?.len(gate_up.rows(), "one for each row")?;
+    }
+    if let Some(limit) = limit {
+        Arg::new(op, "limit", limit).dtype(&[DType::U32])?.len(1, "the number of rows that count")?;
+    }
+    Ok(cols / 2)
+}

@@ -1,0 +1,162 @@
+//! Tensors: a shape, an element type, and a contiguous view of memory that some backend owns.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::{Result, ensure};
+
+/// Element types. Formats are described in `NUMERICS.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE-754 binary32.
+    F32,
+    /// The upper half of binary32.
+    Bf16,
+    /// 8-bit float, 4 exponent and 3 fraction bits, no infinity.
+    E4m3,
+    /// A power of two, 2^(code - 127); 255 is NaN.
+    Ue8m0,
+    /// Two 4-bit floats (2 exponent bits, 1 fraction bit) per byte, the low nibble first. Shapes count bytes.
+    E2m1x2,
+    /// Unsigned 32-bit integers: ids, offsets, counts.
+    U32,
+}
+
+impl DType {
+    /// Size of one element in bytes.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::F32 | DType::U32 => 4,
+            DType::Bf16 => 2,
+            DType::E4m3 | DType::Ue8m0 | DType::E2m1x2 => 1,
+        }
+    }
+}
+
+/// Where a tensor lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Memory {
+    /// The memory the ops work in.
+    Device,
+    /// Host memory for offloaded activations (pinned, where that means something).
+    Host,
+}
+
+/// A contiguous, row-major view of a buffer. Cloning shares the buffer; the last clone returns it to its backend.
+///
+/// There are no strides, so a transposed or broadcast view cannot be passed by mistake.
+#[derive(Clone)]
+pub struct Tensor {
+    storage: Arc<dyn Any + Send + Sync>,
+    offset: usize,
+    shape: Vec<usize>,
+    dtype: DType,
+    memory: Memory,
+}
+
+impl Tensor {
+    /// A view of a whole new buffer; for backends.
+    pub fn from_storage(storage: Arc<dyn Any + Send + Sync>, shape: &[usize], dtype: DType, memory: Memory) -> Tensor {
+        Tensor { storage, offset: 0, shape: shape.to_vec(), dtype, memory }
+    }
+
+    /// The buffer, for the backend that made it.
+    pub fn storage(&self) -> &Arc<dyn Any + Send + Sync> {
+        &self.storage
+    }
+
+    /// First element of the view, counted in elements from the start of the buffer.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Extents, slowest first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where the tensor lives.
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// True when there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Size of the view in bytes.
+    pub fn bytes(&self) -> usize {
+        self.len() * self.dtype.size()
+    }
+
+    /// Extent of the last dimension (1 for a tensor without dimensions).
+    pub fn cols(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Number of rows when all dimensions but the last are taken together.
+    pub fn rows(&self) -> usize {
+        self.shape[..self.shape.len().saturating_sub(1)].iter().product()
+    }
+
+    /// The same elements under another shape.
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] when the number of elements differs.
+    pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
+        ensure(
+            shape.iter().product::<usize>() == self.len(),
+            "reshape",
+            "shape",
+            || format!("{} elements as in {:?}", self.len(), self.shape),
+            || format!("{shape:?}"),
+        )?;
+        Ok(Tensor { shape: shape.to_vec(), ..self.clone() })
+    }
+
+    /// Entries `from..to` of the first dimension.
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] when the range does not lie inside.
+    pub fn slice(&self, from: usize, to: usize) -> Result<Tensor> {
+        let n = self.shape.first().copied().unwrap_or(0);
+        ensure(from <= to && to <= n, "slice", "range", || format!("inside 0..{n}"), || format!("{from}..{to}"))?;
+        let mut shape = self.shape.clone();
+        shape[0] = to - from;
+        let row: usize = shape[1..].iter().product();
+        Ok(Tensor { offset: self.offset + from * row, shape, ..self.clone() })
+    }
+
+    /// Entry `index` of the first dimension, without that dimension.
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] when the index does not lie inside.
+    pub fn index(&self, index: usize) -> Result<Tensor> {
+        let one = self.slice(index, index + 1)?;
+        let shape = one.shape[1..].to_vec();
+        Ok(Tensor { shape, ..one })
+    }
+
+    /// True when both views belong to one buffer.
+    pub fn shares_storage(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage)
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}{:?}", self.dtype, self.shape)
+    }
+}
