@@ -56,7 +56,7 @@ pub(super) struct Output<'a> {
 
 /// Locks a tensor for reading.
 pub(super) fn input<'a>(op: &'static str, tensor: &'a Tensor) -> Result<Input<'a>> {
-    let words = buffer(op, tensor)?.0.read_recursive();
+    let words = buffer(op, tensor)?.0.read();
     Ok(Input { words, from: tensor.offset(), len: tensor.len(), dtype: tensor.dtype() })
 }
 
@@ -179,7 +179,8 @@ impl<'a> Floats<'a> {
         match self {
             Floats::F32(x) => out.copy_from_slice(&x[from..from + out.len()]),
             Floats::Bf16(x) => {
-                for (o, &c) in out.iter_mut().zip(&x[from..from + out.len()]) {
+                let codes = &x[from..from + out.len()];
+                for (o, &c) in out.iter_mut().zip(codes) {
                     *o = bf16::to_f32(c);
                 }
             }
