@@ -125,3 +125,25 @@ pub trait Backend: Send + Sync {
     /// As [`grouped_gemm`](Backend::grouped_gemm).
     fn map(&self, op: &Checked<Map<'_>>) -> Result<()>;
 }
+
+impl dyn Backend + '_ {
+    /// A new device tensor holding `values`, whose size must be that of `dtype` (bf16 codes as u16, e4m3 as u8).
+    ///
+    /// # Errors
+    /// As [`Backend::alloc`] and [`Backend::write`].
+    pub fn upload<T: bytemuck::NoUninit>(&self, dtype: DType, shape: &[usize], values: &[T]) -> Result<Tensor> {
+        let tensor = self.alloc(dtype, shape, Memory::Device)?;
+        self.write(&tensor, bytemuck::cast_slice(values))?;
+        Ok(tensor)
+    }
+
+    /// The elements of a tensor.
+    ///
+    /// # Errors
+    /// As [`Backend::read`].
+    pub fn download<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(&self, tensor: &Tensor) -> Result<Vec<T>> {
+        let mut values = vec![T::zeroed(); tensor.bytes() / size_of::<T>()];
+        self.read(tensor, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+}
