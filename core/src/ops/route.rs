@@ -126,6 +126,14 @@ impl Window {
     pub fn contains(self, token: usize) -> bool {
         (self.from..self.to).contains(&(token % self.period))
     }
+
+    /// Checks the window against a number of tokens and returns how many it holds.
+    pub(super) fn check(self, op: &'static str, tokens: usize) -> Result<usize> {
+        let Window { period, from, to } = self;
+        let ok = period > 0 && tokens.is_multiple_of(period) && from <= to && to <= period;
+        number(op, "window", ok, &format!("a piece of a period that divides {tokens}"), format_args!("{self:?}"))?;
+        Ok(tokens / period * (to - from))
+    }
 }
 
 /// Which tokens go to which rank. Rank r owns experts `r * experts / ranks ..`.
@@ -173,8 +181,6 @@ pub struct Layout<'a> {
     pub weights: &'a Tensor,
     /// The first expert of this rank.
     pub first_expert: usize,
-    /// Only rows whose index in their chunk lies in the window; all if absent.
-    pub window: Option<Window>,
     /// Written.
     pub offsets: &'a Tensor,
     /// Written.
@@ -323,7 +329,7 @@ impl Plan<'_> {
         Arg::new(OP, "rows", self.rows).dtype(&[DType::U32])?.shape(&[ranks, capacity], "[ranks, capacity]")?;
         let worst = match self.window {
             None => tokens,
-            Some(window) => check_window(window, tokens)?,
+            Some(window) => window.check(OP, tokens)?,
         };
         number(OP, "rows", capacity >= worst, &format!("a capacity of at least {worst} rows"), capacity)?;
         Arg::new(OP, "counts", self.counts).dtype(&[DType::U32])?.len(ranks, "one for each rank")?;
@@ -338,14 +344,6 @@ impl Plan<'_> {
     }
 }
 
-/// The number of tokens in the window.
-fn check_window(window: Window, tokens: usize) -> Result<usize> {
-    let Window { period, from, to } = window;
-    let ok = period > 0 && tokens.is_multiple_of(period) && from <= to && to <= period;
-    number(OP, "window", ok, &format!("a piece of a period that divides {tokens}"), format_args!("{window:?}"))?;
-    Ok(tokens / period * (to - from))
-}
-
 impl Layout<'_> {
     fn check(&self) -> Result<()> {
         let shape = self.ids.shape();
@@ -357,11 +355,7 @@ impl Layout<'_> {
         let local = self.offsets.len().saturating_sub(1);
         number(OP, "offsets", local > 0, "at least 2 entries (local experts + 1)", self.offsets.len())?;
         Arg::new(OP, "offsets", self.offsets).dtype(&[DType::U32])?;
-        let rows = match self.window {
-            None => capacity,
-            Some(window) => check_window(window, capacity)?,
-        };
-        let worst = chunks * rows * k.min(local);
+        let worst = chunks * capacity * k.min(local);
         number(
             OP,
             "slot_rows",

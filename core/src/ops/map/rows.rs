@@ -1,7 +1,7 @@
 //! Rows moved by index: gather, combine, and the gradient of an embedding.
 
 use crate::error::Result;
-use crate::ops::{Arg, DType, FLOAT, distinct, number};
+use crate::ops::{Arg, DType, FLOAT, Window, distinct, number};
 use crate::tensor::Tensor;
 
 /// `out[i, :] = x[index[i], :]`; where the index is [`crate::ops::NONE`], the row of `out` stays as it is.
@@ -56,6 +56,8 @@ pub struct Combine<'a> {
     pub ids: Option<&'a Tensor>,
     /// Leaves lo..hi of the tree: all experts, the experts of one rank, or the ranks.
     pub leaves: (usize, usize),
+    /// Only these rows; the others stay as they are.
+    pub window: Option<Window>,
     /// Terms added after the tree.
     pub add: [Option<&'a Tensor>; 2],
     /// The sums, written.
@@ -73,6 +75,9 @@ impl Combine<'_> {
         Arg::new(Self::OP, "slots", self.slots).dtype(&[DType::U32])?.len(rows * k, "[rows, k]")?;
         let (lo, hi) = self.leaves;
         number(Self::OP, "leaves", lo < hi, "at least one leaf", format_args!("{lo}..{hi}"))?;
+        if let Some(window) = self.window {
+            window.check(Self::OP, rows)?;
+        }
         let mut inputs = vec![self.x, self.slots];
         if let Some(ids) = self.ids {
             Arg::new(Self::OP, "ids", ids).dtype(&[DType::U32])?.len(rows * k, "as slots")?;

@@ -1,0 +1,228 @@
+//! Tokens to the ranks of their experts and back. NUMERICS.md, "Mixture-of-Experts layer".
+//!
+//! A token that chose several experts of one rank is sent to that rank once. On the way back each rank has already added
+//! its experts' results along its part of the tree over all experts, so one f32 row for each token and rank returns. With
+//! one rank and one chunk nothing is copied: the grouped products gather the rows themselves.
+
+use crate::backend::{Backend, Queue};
+use crate::error::Result;
+use crate::nn::Tokens;
+use crate::ops::{AllToAll, Combine, Counts, Fill, GatherRows, Layout, Plan, Route as RouteOp, Window};
+use crate::tensor::{DType, Memory, Tensor};
+
+/// How a chunk of tokens moves; made from the choice of experts, without reading anything on the host.
+pub(super) struct Dispatch<'a> {
+    backend: &'a dyn Backend,
+    experts: usize,
+    local: usize,
+    window: Option<Window>,
+}
+
+/// Where every token of a chunk went and where its slots are.
+#[derive(Debug)]
+pub(super) struct Route {
+    exchange: Option<Exchange>,
+    /// Global expert ids of the received rows, u32 `[chunks, capacity, k]`.
+    ids: Tensor,
+    /// Slots of each received row, as ids.
+    row_slots: Tensor,
+    /// Offsets of the local experts, u32 `[local + 1]`.
+    pub(super) offsets: Tensor,
+    /// Received row of each slot, u32 `[slots]`.
+    pub(super) slot_rows: Tensor,
+    /// Weight of each slot, f32 `[slots]`.
+    pub(super) slot_weights: Tensor,
+}
+
+/// The sender's side.
+#[derive(Debug)]
+struct Exchange {
+    rows: Tensor,
+    positions: Tensor,
+    send_counts: Tensor,
+    recv_counts: Tensor,
+}
+
+impl Route {
+    /// Whether rows travel (or are copied), rather than being gathered in place.
+    pub(super) fn exchanges(&self) -> bool {
+        self.exchange.is_some()
+    }
+}
+
+impl<'a> Dispatch<'a> {
+    pub(super) fn new(backend: &'a dyn Backend, experts: usize, local: usize, window: Option<Window>) -> Self {
+        Dispatch { backend, experts, local, window }
+    }
+
+    pub(super) fn backend(&self) -> &'a dyn Backend {
+        self.backend
+    }
+
+    fn alloc(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        self.backend.alloc(dtype, shape, Memory::Device)
+    }
+
+    fn ranks(&self) -> usize {
+        self.backend.caps().ranks
+    }
+
+    /// An all-to-all ordered after the compute queue's work so far, and before its later work.
+    fn exchange(&self, send: &Tensor, recv: &Tensor, counts: Option<Counts<'_>>) -> Result<()> {
+        self.backend.wait_for(Queue::Comm, &self.backend.record(Queue::Compute)?)?;
+        AllToAll { send, recv, counts }.run(self.backend)?;
+        self.backend.wait_for(Queue::Compute, &self.backend.record(Queue::Comm)?)
+    }
+
+    /// Plans the chunk: ids u32 `[tokens, k]`, weights f32 `[tokens, k]`.
+    pub(super) fn route(&self, tokens: &Tokens, ids: &Tensor, weights: &Tensor) -> Result<Route> {
+        let (t, k, ranks) = (tokens.count(), ids.cols(), self.ranks());
+        if ranks == 1 && self.window.is_none() {
+            let count = tokens.whole().slice(1, 2)?;
+            return self.layout(None, ids.reshape(&[1, t, k])?, &weights.reshape(&[1, t, k])?, &count);
+        }
+        let capacity = self.window.map_or(t, |w| t / w.period * (w.to - w.from));
+        let exchange = Exchange {
+            rows: self.alloc(DType::U32, &[ranks, capacity])?,
+            positions: self.alloc(DType::U32, &[t, ranks])?,
+            send_counts: self.alloc(DType::U32, &[ranks, 1])?,
+            recv_counts: self.alloc(DType::U32, &[ranks, 1])?,
+        };
+        RouteOp::Plan(Plan {
+            ids,
+            experts: self.experts,
+            window: self.window,
+            rows: &exchange.rows,
+            counts: &exchange.send_counts,
+            positions: &exchange.positions,
+        })
+        .run(self.backend)?;
+        self.exchange(&exchange.send_counts, &exchange.recv_counts, None)?;
+        let ids = self.send(&exchange, ids)?.reshape(&[ranks, capacity, k])?;
+        let weights = self.send(&exchange, weights)?.reshape(&[ranks, capacity, k])?;
+        let counts = exchange.recv_counts.clone();
+        self.layout(Some(exchange), ids, &weights, &counts)
+    }
+
+    fn layout(&self, exchange: Option<Exchange>, ids: Tensor, weights: &Tensor, counts: &Tensor) -> Result<Route> {
+        let [chunks, capacity, k] = [0, 1, 2].map(|d| ids.shape()[d]);
+        let slots = chunks * capacity * k.min(self.local);
+        let route = Route {
+            exchange,
+            row_slots: self.alloc(DType::U32, ids.shape())?,
+            ids,
+            offsets: self.alloc(DType::U32, &[self.local + 1])?,
+            slot_rows: self.alloc(DType::U32, &[slots])?,
+            slot_weights: self.alloc(DType::F32, &[slots])?,
+        };
+        RouteOp::Layout(Layout {
+            ids: &route.ids,
+            counts,
+            weights,
+            first_expert: self.first_expert(),
+            offsets: &route.offsets,
+            slot_rows: &route.slot_rows,
+            slot_weights: &route.slot_weights,
+            row_slots: &route.row_slots,
+        })
+        .run(self.backend)?;
+        Ok(route)
+    }
+
+    fn first_expert(&self) -> usize {
+        self.backend.caps().rank * self.local
+    }
+
+    /// Sends the planned rows of x `[tokens, cols]`; received rows as `[ranks * capacity, cols]`.
+    fn send(&self, exchange: &Exchange, x: &Tensor) -> Result<Tensor> {
+        let (ranks, capacity, cols) = (self.ranks(), exchange.rows.cols(), x.cols());
+        let shape = [ranks, capacity, cols];
+        let (send, recv) = (self.alloc(x.dtype(), &shape)?, self.alloc(x.dtype(), &shape)?);
+        GatherRows { x, index: &exchange.rows, out: &send }.run(self.backend)?;
+        let counts = Counts { send: &exchange.send_counts, recv: &exchange.recv_counts };
+        self.exchange(&send, &recv, Some(counts))?;
+        recv.reshape(&[ranks * capacity, cols])
+    }
+
+    /// Sends rows `[ranks * capacity, cols]` back to where they came from.
+    fn send_back(&self, exchange: &Exchange, rows: &Tensor) -> Result<Tensor> {
+        let (ranks, capacity, cols) = (self.ranks(), exchange.rows.cols(), rows.cols());
+        let back = self.alloc(rows.dtype(), &[ranks, capacity, cols])?;
+        let counts = Counts { send: &exchange.recv_counts, recv: &exchange.send_counts };
+        self.exchange(&rows.reshape(&[ranks, capacity, cols])?, &back, Some(counts))?;
+        back.reshape(&[ranks * capacity, cols])
+    }
+
+    /// The rows of x `[tokens, cols]` that this rank's experts need, as the slots' `slot_rows` index them.
+    pub(super) fn rows(&self, route: &Route, x: &Tensor) -> Result<Tensor> {
+        match &route.exchange {
+            None => Ok(x.clone()),
+            Some(exchange) => self.send(exchange, x),
+        }
+    }
+
+    /// Adds the slots' results `y` `[slots, h]` of each token along the tree over all experts, then the terms of `add`,
+    /// and rounds once into `out` `[tokens, h]`. Tokens of other chunks are left alone.
+    pub(super) fn combine(&self, route: &Route, y: &Tensor, add: [Option<&Tensor>; 2], out: &Tensor) -> Result<()> {
+        let rows = route.ids.rows();
+        let first = self.first_expert();
+        let Some(exchange) = &route.exchange else {
+            return Combine {
+                x: y,
+                slots: &route.row_slots,
+                ids: Some(&route.ids),
+                leaves: (0, self.experts),
+                window: None,
+                add,
+                out,
+            }
+            .run(self.backend);
+        };
+        let part = self.alloc(DType::F32, &[rows, y.cols()])?;
+        Combine {
+            x: y,
+            slots: &route.row_slots,
+            ids: Some(&route.ids),
+            leaves: (first, first + self.local),
+            window: None,
+            add: [None, None],
+            out: &part,
+        }
+        .run(self.backend)?;
+        Combine {
+            x: &self.send_back(exchange, &part)?,
+            slots: &exchange.positions,
+            ids: None,
+            leaves: (0, self.ranks()),
+            window: self.window,
+            add,
+            out,
+        }
+        .run(self.backend)
+    }
+
+    /// Writes the gradient of each slot's weight, f32 `[slots]`, to its choice in `out` `[tokens, k]`. `out` holds -0
+    /// where nothing was written before.
+    pub(super) fn return_weights(&self, route: &Route, d_weight: &Tensor, out: &Tensor) -> Result<()> {
+        let column = d_weight.reshape(&[d_weight.len(), 1])?;
+        let Some(exchange) = &route.exchange else {
+            return GatherRows { x: &column, index: &route.row_slots, out: &out.reshape(&[out.len(), 1])? }
+                .run(self.backend);
+        };
+        // A choice lives on exactly one rank; the others return -0, the neutral element of addition.
+        let (rows, k) = (route.ids.rows(), route.ids.cols());
+        let part = self.alloc(DType::F32, &[rows * k, 1])?;
+        Fill { out: &part, value: -0.0 }.run(self.backend)?;
+        GatherRows { x: &column, index: &route.row_slots, out: &part }.run(self.backend)?;
+        Combine {
+            x: &self.send_back(exchange, &part.reshape(&[rows, k])?)?,
+            slots: &exchange.positions,
+            ids: None,
+            leaves: (0, self.ranks()),
+            window: self.window,
+            add: [None, None],
+            out,
+        }
+        .run(self.backend)
+    }
+}
