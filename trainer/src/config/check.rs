@@ -1,0 +1,259 @@
+//! The rules that values have to keep together. Each is one line naming fields and values.
+
+use super::{Config, ModelConfig, Recipe, Schedule, TrainConfig};
+use crate::error::{Error, Result};
+
+fn need(ok: bool, message: impl FnOnce() -> String) -> Result<()> {
+    if ok { Ok(()) } else { Err(Error::Config(message())) }
+}
+
+fn positive(fields: &[(&str, usize)]) -> Result<()> {
+    fields.iter().try_for_each(|&(name, value)| need(value > 0, || format!("{name} is 0, expected at least 1")))
+}
+
+fn between(name: &str, value: f64, low: f64, high: f64) -> Result<()> {
+    need((low..=high).contains(&value), || format!("{name} is {value}, expected {low} to {high}"))
+}
+
+/// The largest of a rate or coefficient that makes any sense.
+const LARGE: f64 = 1e6;
+
+impl Config {
+    /// Verifies the whole configuration for a number of ranks, before anything is allocated.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the first rule that does not hold.
+    pub fn check(&self, ranks: usize) -> Result<()> {
+        self.model.check()?;
+        self.train.check()?;
+        let (model, train) = (&self.model, &self.train);
+        let experts = model.n_routed_experts;
+        need(ranks > 0, || "--ranks is 0, expected at least 1".into())?;
+        need(experts.is_multiple_of(ranks), || {
+            format!(
+                "model.n_routed_experts is {experts}, which {ranks} ranks do not divide (expert parallelism needs equal \
+                 shares)"
+            )
+        })?;
+        need(train.grad_shards.is_multiple_of(ranks), || {
+            format!(
+                "train.grad_shards is {}, which {ranks} ranks do not divide (each rank owns equally many shards)",
+                train.grad_shards
+            )
+        })?;
+        let (sequence, longest) = (train.sequence_length, model.max_position_embeddings);
+        need(sequence <= longest, || {
+            format!("train.sequence_length is {sequence}, but model.max_position_embeddings is {longest}")
+        })?;
+        need(model.vocab_size >= BYTE_VOCAB, || {
+            format!(
+                "model.vocab_size is {}, but data.tokenizer \"byte\" needs at least {BYTE_VOCAB} (256 bytes and the end \
+                 of a document)",
+                model.vocab_size
+            )
+        })?;
+        if train.recipe == Recipe::Mxfp8 {
+            for (name, value) in
+                [("hidden_size", model.hidden_size), ("moe_intermediate_size", model.moe_intermediate_size)]
+            {
+                need(value.is_multiple_of(32), || {
+                    format!("model.{name} is {value}, but train.recipe \"mxfp8\" needs a multiple of its block of 32")
+                })?;
+            }
+        }
+        positive(&[("moe.chunks", self.moe.chunks)])?;
+        let shard = train.micro_batch_size / train.grad_shards * sequence;
+        need(shard.is_multiple_of(self.moe.chunks), || {
+            format!(
+                "moe.chunks is {}, which does not divide the {shard} tokens of a gradient shard (train.micro_batch_size \
+                 / train.grad_shards * train.sequence_length)",
+                self.moe.chunks
+            )
+        })?;
+        let fraction = self.data.validation_fraction;
+        need((0.0..1.0).contains(&fraction), || format!("data.validation_fraction is {fraction}, expected 0 up to 1"))?;
+        need(fraction > 0.0 || !self.data.validation.is_empty(), || {
+            "data.validation_fraction is 0 and data.validation names no file, so there is nothing to validate on".into()
+        })
+    }
+
+    /// Verifies that a run that began as `self` may go on as `next`: what sets the bits of its past must be the same.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the first field that differs, with both values.
+    pub fn check_continues_as(&self, next: &Config) -> Result<()> {
+        let (before, after) = (self.settings(), next.settings());
+        for (name, old) in &before {
+            let new = after.iter().find(|(n, _)| n == name).map_or("absent", |(_, v)| v);
+            need(old == new || MAY_CHANGE.contains(&name.as_str()), || {
+                format!("{name} is {new}, but the checkpoint was made with {old}")
+            })?;
+        }
+        let added = after.iter().find(|(name, _)| !before.iter().any(|(n, _)| n == name));
+        need(added.is_none(), || {
+            let (name, value) = added.cloned().unwrap_or_default();
+            format!("{name} is {value}, but the checkpoint was made without it")
+        })
+    }
+
+    /// Every key with its path, and its value as TOML.
+    fn settings(&self) -> Vec<(String, String)> {
+        fn walk(value: &toml::Value, path: &str, out: &mut Vec<(String, String)>) {
+            match value {
+                toml::Value::Table(table) => {
+                    for (key, value) in table {
+                        walk(value, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, out);
+                    }
+                }
+                leaf => out.push((path.to_owned(), leaf.to_string())),
+            }
+        }
+        let mut out = Vec::new();
+        if let Ok(value) = toml::Value::try_from(self) {
+            walk(&value, "", &mut out);
+        }
+        out
+    }
+}
+
+/// Ids of the byte tokenizer.
+const BYTE_VOCAB: usize = 257;
+
+/// Fields that change what a run does from here on, and nothing of what it did; or that no bit depends on.
+const MAY_CHANGE: &[&str] = &[
+    "train.steps",
+    "train.learning_rate",
+    "train.min_learning_rate",
+    "train.schedule",
+    "train.warmup_steps",
+    "train.decay_steps",
+    "train.eval_interval",
+    "train.eval_batches",
+    "train.checkpoint_interval",
+    "train.keep_checkpoints",
+    "train.log_interval",
+    "moe.memory_budget_mb",
+    "activations.attention_input",
+    "activations.qkv",
+    "activations.attention_output",
+    "activations.mlp_input",
+    "activations.dispatched",
+    "activations.gate_up",
+    "activations.expert_hidden",
+];
+
+impl ModelConfig {
+    /// Verifies the architecture on its own.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the first rule that does not hold.
+    pub fn check(&self) -> Result<()> {
+        positive(&[
+            ("model.vocab_size", self.vocab_size),
+            ("model.hidden_size", self.hidden_size),
+            ("model.num_hidden_layers", self.num_hidden_layers),
+            ("model.num_attention_heads", self.num_attention_heads),
+            ("model.kv_lora_rank", self.kv_lora_rank),
+            ("model.qk_nope_head_dim", self.qk_nope_head_dim),
+            ("model.qk_rope_head_dim", self.qk_rope_head_dim),
+            ("model.v_head_dim", self.v_head_dim),
+            ("model.n_routed_experts", self.n_routed_experts),
+            ("model.num_experts_per_tok", self.num_experts_per_tok),
+            ("model.n_group", self.n_group),
+            ("model.topk_group", self.topk_group),
+            ("model.moe_intermediate_size", self.moe_intermediate_size),
+            ("model.max_position_embeddings", self.max_position_embeddings),
+        ])?;
+        let (dense, layers) = (self.first_k_dense_replace, self.num_hidden_layers);
+        need(dense <= layers, || {
+            format!("model.first_k_dense_replace is {dense}, but model.num_hidden_layers is {layers}")
+        })?;
+        need(dense == 0 || self.intermediate_size > 0, || {
+            format!("model.intermediate_size is 0, but model.first_k_dense_replace asks for {dense} dense layers")
+        })?;
+        self.check_routing()?;
+        need(self.qk_rope_head_dim.is_multiple_of(2), || {
+            format!("model.qk_rope_head_dim is {}, but rotary positions turn pairs", self.qk_rope_head_dim)
+        })?;
+        need(self.num_nextn_predict_layers <= 1, || {
+            format!("model.num_nextn_predict_layers is {}, expected 0 or 1", self.num_nextn_predict_layers)
+        })?;
+        between("model.routed_scaling_factor", self.routed_scaling_factor, 0.0, LARGE)?;
+        between("model.rms_norm_eps", self.rms_norm_eps, 0.0, 1.0)?;
+        between("model.rope_theta", self.rope_theta, 1.0, 1e12)?;
+        between("model.initializer_range", self.initializer_range, 0.0, LARGE)?;
+        if let Some(rope) = &self.rope_scaling {
+            between("model.rope_scaling.factor", rope.factor, 1.0, LARGE)?;
+            positive(&[(
+                "model.rope_scaling.original_max_position_embeddings",
+                rope.original_max_position_embeddings,
+            )])?;
+            need(rope.beta_fast > rope.beta_slow && rope.beta_slow > 0.0, || {
+                format!(
+                    "model.rope_scaling.beta_fast is {} and beta_slow is {}, expected beta_fast > beta_slow > 0",
+                    rope.beta_fast, rope.beta_slow
+                )
+            })?;
+        }
+        Ok(())
+    }
+
+    fn check_routing(&self) -> Result<()> {
+        let (experts, k) = (self.n_routed_experts, self.num_experts_per_tok);
+        let (groups, top_groups) = (self.n_group, self.topk_group);
+        need(k <= experts, || {
+            format!(
+                "model.num_experts_per_tok is {k}, but model.n_routed_experts is {experts} (a token visits each at most \
+                 once)"
+            )
+        })?;
+        need(experts.is_multiple_of(groups), || {
+            format!("model.n_group is {groups}, which does not divide model.n_routed_experts, {experts}")
+        })?;
+        need(top_groups <= groups, || format!("model.topk_group is {top_groups}, but model.n_group is {groups}"))?;
+        let eligible = top_groups * (experts / groups);
+        need(k <= eligible, || {
+            format!(
+                "model.num_experts_per_tok is {k}, but model.topk_group {top_groups} of {groups} groups leaves only \
+                 {eligible} eligible experts"
+            )
+        })
+    }
+}
+
+impl TrainConfig {
+    fn check(&self) -> Result<()> {
+        positive(&[
+            ("train.batch_size", self.batch_size),
+            ("train.micro_batch_size", self.micro_batch_size),
+            ("train.sequence_length", self.sequence_length),
+            ("train.grad_shards", self.grad_shards),
+        ])?;
+        need(self.log_interval > 0, || "train.log_interval is 0, expected at least 1".into())?;
+        let (batch, micro, shards) = (self.batch_size, self.micro_batch_size, self.grad_shards);
+        need(batch.is_multiple_of(micro), || {
+            format!("train.micro_batch_size is {micro}, which does not divide train.batch_size, {batch}")
+        })?;
+        need(shards.is_power_of_two(), || format!("train.grad_shards is {shards}, expected a power of two"))?;
+        need(micro.is_multiple_of(shards), || {
+            format!("train.grad_shards is {shards}, which does not divide train.micro_batch_size, {micro}")
+        })?;
+        between("train.learning_rate", self.learning_rate, 0.0, LARGE)?;
+        between("train.min_learning_rate", self.min_learning_rate, 0.0, self.learning_rate)?;
+        if self.schedule == Schedule::Wsd {
+            let (warm, decay, steps) = (self.warmup_steps, self.decay_steps, self.steps);
+            need(warm.saturating_add(decay) <= steps, || {
+                format!("train.warmup_steps {warm} and train.decay_steps {decay} exceed train.steps, {steps}")
+            })?;
+        }
+        between("train.weight_decay", self.weight_decay, 0.0, LARGE)?;
+        for (name, beta) in [("train.beta1", self.beta1), ("train.beta2", self.beta2)] {
+            need((0.0..1.0).contains(&beta), || format!("{name} is {beta}, expected 0 up to 1"))?;
+        }
+        between("train.eps", self.eps, 0.0, 1.0)?;
+        between("train.max_grad_norm", self.max_grad_norm, 0.0, LARGE)?;
+        between("train.bias_update_rate", self.bias_update_rate, 0.0, LARGE)?;
+        between("train.aux_loss_coefficient", self.aux_loss_coefficient, 0.0, LARGE)?;
+        between("train.mtp_loss_coefficient", self.mtp_loss_coefficient, 0.0, LARGE)
+    }
+}

@@ -1,0 +1,141 @@
+//! Reading a configuration: defaults, then the file, then `--set` overrides, merged as TOML tables.
+//!
+//! Unknown keys are found while merging, so that the message can name the nearest key of the right section.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use toml::{Table, Value};
+
+use super::Config;
+use crate::error::{Error, Result};
+
+/// The defaults, and the list of all keys.
+const DEFAULT: &str = include_str!("../../../configs/default.toml");
+
+/// Keys that the defaults leave out: with them [`DEFAULT`] names every key there is.
+const OPTIONAL: &str = r#"
+[model.rope_scaling]
+type = "yarn"
+factor = 1.0
+original_max_position_embeddings = 1
+beta_fast = 1.0
+beta_slow = 1.0
+mscale = 1.0
+mscale_all_dim = 1.0
+"#;
+
+impl Config {
+    /// The defaults, overridden by the file and then by `overrides` of the form `section.key=value` (values in TOML;
+    /// what is no TOML value is a string).
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a file that cannot be read, is not TOML, or has an unknown key or a wrong type.
+    pub fn load(file: Option<&Path>, overrides: &[String]) -> Result<Config> {
+        let mut table = parse(DEFAULT, "configs/default.toml")?;
+        let mut known = paths(&table);
+        known.extend(paths(&parse(OPTIONAL, "configs/default.toml")?));
+        if let Some(path) = file {
+            let name = path.display().to_string();
+            let text = fs::read_to_string(path).map_err(|e| Error::Config(format!("{name}: {e}")))?;
+            let user = parse(&text, &name)?;
+            reject_unknown(&user, &known, &name)?;
+            overlay(&mut table, user);
+        }
+        for text in overrides {
+            let user = parse_override(text)?;
+            reject_unknown(&user, &known, "--set")?;
+            overlay(&mut table, user);
+        }
+        from_table(table)
+    }
+
+    /// The configuration as TOML, every key present.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).unwrap_or_else(|e| unreachable!("a configuration is plain TOML: {e}"))
+    }
+
+    /// Reads what [`to_toml`](Config::to_toml) wrote; `name` is the file's, for messages.
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub fn from_toml(text: &str, name: &str) -> Result<Config> {
+        from_table(parse(text, name)?)
+    }
+}
+
+fn parse(text: &str, name: &str) -> Result<Table> {
+    text.parse::<Table>().map_err(|e| {
+        let line = e.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+        Error::Config(format!("{name}:{line}: {}", one_line(e.message())))
+    })
+}
+
+fn from_table(table: Table) -> Result<Config> {
+    serde_path_to_error::deserialize(Value::Table(table))
+        .map_err(|e| Error::Config(format!("{}: {}", e.path(), one_line(e.inner().message()))))
+}
+
+fn one_line(message: &str) -> String {
+    message.trim().replace('\n', "; ")
+}
+
+/// `a.b=value` as nested tables.
+fn parse_override(text: &str) -> Result<Table> {
+    let (path, value) =
+        text.split_once('=').ok_or_else(|| Error::Config(format!("--set {text}: expected section.key=value")))?;
+    let value = format!("value = {value}").parse::<Table>().ok().and_then(|mut table| table.remove("value"));
+    let value = value.unwrap_or_else(|| Value::String(text[path.len() + 1..].to_owned()));
+    let nest = |inner, key: &str| Value::Table(Table::from_iter([(key.trim().to_owned(), inner)]));
+    match path.split('.').rev().fold(value, nest) {
+        Value::Table(table) => Ok(table),
+        _ => unreachable!("a path has at least one part"),
+    }
+}
+
+/// Puts the values of `top` over those of `base`.
+fn overlay(base: &mut Table, top: Table) {
+    for (key, value) in top {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Table(base)), Value::Table(top)) => overlay(base, top),
+            (_, value) => {
+                base.insert(key, value);
+            }
+        }
+    }
+}
+
+fn reject_unknown(user: &Table, known: &BTreeSet<String>, name: &str) -> Result<()> {
+    match paths(user).into_iter().find(|path| !known.contains(path)) {
+        None => Ok(()),
+        Some(path) => {
+            let nearest = nearest(&path, known);
+            Err(Error::Config(format!("{name}: unknown key {path}, did you mean {nearest}?")))
+        }
+    }
+}
+
+/// The known path that looks most like `unknown`: by its last part, one of the same section before others.
+fn nearest<'a>(unknown: &str, known: &'a BTreeSet<String>) -> &'a str {
+    const SAME_SECTION: f64 = 0.1;
+    let split = |path: &'a str| path.rsplit_once('.').unwrap_or(("", path));
+    let (section, key) = unknown.rsplit_once('.').unwrap_or(("", unknown));
+    let likeness = |path: &'a str| {
+        let (its_section, its_key) = split(path);
+        strsim::jaro_winkler(its_key, key) + if its_section == section { SAME_SECTION } else { 0.0 }
+    };
+    known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b))).map_or("", String::as_str)
+}
+
+/// Every section and key of a table, with its path.
+fn paths(table: &Table) -> BTreeSet<String> {
+    let mut out = BTreeSet::new();
+    for (key, value) in table {
+        out.insert(key.clone());
+        if let Value::Table(inner) = value {
+            out.extend(paths(inner).into_iter().map(|path| format!("{key}.{path}")));
+        }
+    }
+    out
+}

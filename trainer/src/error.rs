@@ -1,0 +1,63 @@
+//! What can go wrong in the program: one line each, with what is needed to mend it.
+
+use std::path::PathBuf;
+
+/// A failure of the program. All of them end it with exit code 2; see [`crate::cli`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A command line that cannot be carried out.
+    #[error("{0}")]
+    Usage(String),
+    /// A configuration that is not one, or whose values do not fit together.
+    #[error("config: {0}")]
+    Config(String),
+    /// Text that cannot be trained on.
+    #[error("data: {0}")]
+    Data(String),
+    /// A file of a checkpoint or model that is damaged or does not fit.
+    #[error("{}: {what}", path.display())]
+    Checkpoint {
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A file that cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A number that is not finite; the run stops before it spreads.
+    #[error("step {step}: {tensor} is not finite (last good checkpoint: {checkpoint})")]
+    NonFinite {
+        /// The step.
+        step: u64,
+        /// The first tensor that is not finite.
+        tensor: String,
+        /// Where to continue from.
+        checkpoint: String,
+    },
+    /// A failure of the library.
+    #[error(transparent)]
+    Core(#[from] dropless_core::Error),
+}
+
+/// A result with the program's [`enum@Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// For `map_err` on file operations.
+    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Io { path, source }
+    }
+
+    /// A damaged or unfit file.
+    pub(crate) fn checkpoint(path: impl Into<PathBuf>, what: impl Into<String>) -> Error {
+        Error::Checkpoint { path: path.into(), what: what.into() }
+    }
+}
