@@ -1,6 +1,7 @@
 //! Number formats, f32 functions, and the models of matrix arithmetic. `NUMERICS.md` is the contract.
 
 pub mod bf16;
+pub mod mma;
 pub mod reduce;
 
 /// The arithmetic of a device's matrix products.
