@@ -9,6 +9,7 @@ mod group_quantize;
 mod grouped_gemm;
 mod map;
 mod memory;
+mod product;
 mod route;
 mod simd;
 
