@@ -8,6 +8,7 @@ mod attention;
 mod group_quantize;
 mod grouped_gemm;
 mod map;
+mod meeting;
 mod memory;
 mod product;
 mod route;
@@ -16,6 +17,7 @@ mod simd;
 pub use simd::Simd;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::backend::{Backend, Caps, Event, EventState, Queue};
 use crate::error::{Error, Result, ensure};
@@ -34,11 +36,19 @@ pub struct HostOptions {
     pub simd: Option<Simd>,
     /// Largest single buffer in bytes.
     pub max_buffer_bytes: u64,
+    /// How long a rank waits for the others in a collective before it fails.
+    pub timeout: Duration,
 }
 
 impl Default for HostOptions {
     fn default() -> Self {
-        HostOptions { numerics: NumericModel::Hopper, threads: 0, simd: None, max_buffer_bytes: 1 << 40 }
+        HostOptions {
+            numerics: NumericModel::Hopper,
+            threads: 0,
+            simd: None,
+            max_buffer_bytes: 1 << 40,
+            timeout: Duration::from_secs(60),
+        }
     }
 }
 
@@ -81,7 +91,7 @@ impl Host {
             .num_threads(options.threads)
             .build()
             .map_err(|e| unavailable(format!("no threads: {e}")))?;
-        let (pool, exchange) = (Arc::new(pool), Arc::new(all_to_all::Exchange::new(ranks)));
+        let (pool, exchange) = (Arc::new(pool), Arc::new(all_to_all::Exchange::new(ranks, options.timeout)));
         let caps = |rank| Caps {
             backend: "host",
             numerics: options.numerics,
