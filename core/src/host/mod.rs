@@ -159,7 +159,7 @@ impl Backend for Host {
     }
 
     fn group_quantize(&self, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
-        self.pool.install(|| group_quantize::run(op))
+        self.pool.install(|| group_quantize::run(op, self.simd))
     }
 
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
@@ -173,7 +173,7 @@ impl Backend for Host {
     }
 
     fn route(&self, op: &Checked<Route<'_>>) -> Result<()> {
-        self.pool.install(|| route::run(op, self.caps.ranks))
+        self.pool.install(|| route::run(op, self.caps.ranks, self.simd))
     }
 
     fn attention(&self, op: &Checked<Attention<'_>>) -> Result<()> {
@@ -181,6 +181,6 @@ impl Backend for Host {
     }
 
     fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {
-        self.pool.install(|| map::run(op))
+        self.pool.install(|| map::run(op, self.simd))
     }
 }

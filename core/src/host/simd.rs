@@ -42,3 +42,48 @@ impl Simd {
         Simd::ALL.into_iter().rev().find(|s| s.available()).unwrap_or(Simd::Plain)
     }
 }
+
+/// Calls `body` compiled for a level of vector instructions, which [`Host::new`](super::Host::new) found available.
+///
+/// ```ignore
+/// simd::with(simd, #[inline(always)] || {
+///     for x in row.iter_mut() {
+///         *x = math::exp(*x);
+///     }
+/// });
+/// ```
+///
+/// The closure needs its `#[inline(always)]`, and so does every function it calls, for the loop to be compiled with
+/// those instructions. Call it inside the work that one thread does, not around a parallel loop: what another thread
+/// runs is compiled elsewhere. The bits are the same at every level, since the compiler neither reorders nor fuses
+/// float operations and `mul_add` is the exact fused operation everywhere.
+#[inline(always)]
+pub(super) fn with<R>(simd: Simd, body: impl FnOnce() -> R) -> R {
+    #[cfg(target_arch = "x86_64")]
+    {
+        match simd {
+            Simd::Plain => body(),
+            // SAFETY: `Host::new` refuses a level that this machine lacks, and nothing else makes a level to pass here.
+            Simd::Avx2 => unsafe { avx2(body) },
+            // SAFETY: as above.
+            Simd::Avx512 => unsafe { avx512(body) },
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = simd;
+        body()
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn avx2<R>(body: impl FnOnce() -> R) -> R {
+    body()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+fn avx512<R>(body: impl FnOnce() -> R) -> R {
+    body()
+}

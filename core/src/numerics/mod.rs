@@ -1,8 +1,14 @@
 //! Number formats, f32 functions, and the models of matrix arithmetic. `NUMERICS.md` is the contract.
 
 pub mod bf16;
+pub mod e2m1;
+pub mod e4m3;
+pub mod e5m2;
+pub mod math;
 pub mod mma;
+pub mod philox;
 pub mod reduce;
+pub mod ue8m0;
 
 /// The arithmetic of a device's matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
