@@ -5,6 +5,7 @@
 
 pub mod config;
 pub mod error;
+pub mod model;
 pub mod options;
 
 pub use config::Config;

@@ -1,0 +1,42 @@
+//! In-process ranks: one thread for each, all running the same function.
+
+use dropless_core::host::{Host, HostOptions};
+use dropless_core::{Backend, Error as CoreError, NumericModel};
+
+use crate::error::{Error, Result};
+use crate::options::TrainOptions;
+
+/// Runs `work` on every rank and returns what each made of it.
+///
+/// When a rank fails, its backend goes away and the others' collectives fail; what is reported is the first failure that
+/// is not such a consequence.
+///
+/// # Errors
+/// That failure.
+pub fn run<T: Send>(
+    options: &TrainOptions,
+    numerics: NumericModel,
+    work: impl Fn(&dyn Backend) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let host = HostOptions { numerics, threads: options.threads, simd: options.simd, ..HostOptions::default() };
+    let hosts = Host::ranks(options.ranks, host)?;
+    let results: Vec<Result<T>> = std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = hosts.into_iter().map(|host| scope.spawn(move || work(&host))).collect();
+        threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    });
+    let consequence = |e: &Error| matches!(e, Error::Core(CoreError::Collective { .. }));
+    let mut failures = Vec::new();
+    let mut done = Vec::new();
+    for result in results {
+        match result {
+            Ok(value) => done.push(value),
+            Err(error) => failures.push(error),
+        }
+    }
+    if failures.is_empty() {
+        return Ok(done);
+    }
+    let root = failures.iter().position(|e| !consequence(e)).unwrap_or(0);
+    Err(failures.swap_remove(root))
+}

@@ -1,0 +1,156 @@
+//! One optimizer step, or one validation, on one rank.
+
+use dropless_core::nn::Tokens;
+use dropless_core::numerics::reduce::tree;
+use dropless_core::ops::{Add, Fill, SumRows};
+use dropless_core::{Backend, DType, Memory, Tensor};
+
+use super::inputs::{Scales, share, upload};
+use super::optimizer::{self, Gradients, gather};
+use crate::config::Config;
+use crate::data::Batch;
+use crate::error::Result;
+use crate::model::Model;
+
+/// What a step found, the same on every rank.
+#[derive(Clone, Debug)]
+pub struct StepResult {
+    /// Mean cross-entropy in nats per token.
+    pub loss: f32,
+    /// The same of the multi-token-prediction module.
+    pub next_loss: Option<f32>,
+    /// Auxiliary loss, added over the layers.
+    pub balance_loss: f32,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f32,
+    /// Choices of each expert in each MoE layer.
+    pub counts: Vec<Vec<u64>>,
+}
+
+/// Sums over tokens that are added on the device, f32 `[kinds, shards]`.
+struct Totals<'a> {
+    backend: &'a dyn Backend,
+    shards: usize,
+    sums: Tensor,
+}
+
+const LOSS: usize = 0;
+const NEXT: usize = 1;
+const BALANCE: usize = 2;
+const KINDS: usize = 3;
+
+impl<'a> Totals<'a> {
+    fn new(backend: &'a dyn Backend, shards: usize) -> Result<Totals<'a>> {
+        let sums = backend.alloc(DType::F32, &[KINDS, shards], Memory::Device)?;
+        Fill { out: &sums, value: 0.0 }.run(backend)?;
+        Ok(Totals { backend, shards, sums })
+    }
+
+    /// Adds the sums of x (equal parts of which belong to the shards) to one kind.
+    fn add(&mut self, kind: usize, x: &Tensor) -> Result<()> {
+        let parts = self.backend.alloc(DType::F32, &[KINDS, self.shards], Memory::Device)?;
+        Fill { out: &parts, value: 0.0 }.run(self.backend)?;
+        let out = parts.index(kind)?.reshape(&[self.shards, 1])?;
+        SumRows { x: &x.reshape(&[x.len(), 1])?, out: &out }.run(self.backend)?;
+        let sums = self.backend.alloc(DType::F32, &[KINDS, self.shards], Memory::Device)?;
+        Add { a: &self.sums, b: &parts, c: None, out: &sums }.run(self.backend)?;
+        self.sums = sums;
+        Ok(())
+    }
+
+    /// The sums over all ranks' shards, along the tree.
+    fn read(&self) -> Result<[f32; KINDS]> {
+        let all: Vec<f32> = self.backend.download(&gather(self.backend, &self.sums)?)?;
+        let ranks = self.backend.caps().ranks;
+        let value = |kind: usize, shard: usize| {
+            let (rank, local) = (shard / self.shards, shard % self.shards);
+            all[(rank * KINDS + kind) * self.shards + local]
+        };
+        Ok(std::array::from_fn(|kind| {
+            tree(0, ranks * self.shards, &|shard| Some(value(kind, shard))).unwrap_or(0.0)
+        }))
+    }
+}
+
+/// Forward and backward of a whole batch and the reduction over the ranks. The weights stay as they are.
+///
+/// # Errors
+/// Those of the ops and of the ranks.
+pub(super) fn gradients(
+    backend: &dyn Backend,
+    config: &Config,
+    tokens: &Tokens,
+    model: &Model,
+    batch: &Batch,
+) -> Result<(StepResult, Gradients, Vec<Tensor>)> {
+    let train = &config.train;
+    let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
+    let has_next = config.model.num_nextn_predict_layers > 0;
+    let scales = Scales::new(batch, train.sequence_length, has_next.then_some(train.mtp_loss_coefficient));
+    model.clear_gradients(backend)?;
+    let mut totals = Totals::new(backend, tokens.shards())?;
+    for micro in 0..train.batch_size / train.micro_batch_size {
+        let mine = share(micro, train.micro_batch_size, rank, ranks);
+        let inputs = upload(backend, batch, train.sequence_length, mine, scales)?;
+        let losses = model.step(backend, tokens, &inputs)?;
+        totals.add(LOSS, &losses.tokens)?;
+        if let Some(next) = &losses.next {
+            totals.add(NEXT, next)?;
+        }
+        for balance in &losses.balance {
+            totals.add(BALANCE, balance)?;
+        }
+    }
+    let gradients = optimizer::reduce(backend, model, train)?;
+    let mut counts = Vec::new();
+    for balancing in model.balancing() {
+        counts.push(gather(backend, &balancing.counts)?);
+    }
+    let sums = totals.read()?;
+    let clip: Vec<f32> = backend.download(&gradients.clip)?;
+    let result = StepResult {
+        loss: sums[LOSS] * scales.loss,
+        // The scale holds the coefficient; the loss that is shown does not.
+        next_loss: scales.next.map(|scale| sums[NEXT] * scale / crate::model::single(train.mtp_loss_coefficient)),
+        balance_loss: sums[BALANCE],
+        grad_norm: clip[0],
+        counts: counts.iter().map(|c| read_counts(backend, c)).collect::<Result<_>>()?,
+    };
+    Ok((result, gradients, counts))
+}
+
+/// The choices of each expert, added over the ranks.
+fn read_counts(backend: &dyn Backend, counts: &Tensor) -> Result<Vec<u64>> {
+    let all: Vec<u32> = backend.download(counts)?;
+    let experts = counts.cols();
+    let mut sums = vec![0; experts];
+    for row in all.chunks(experts) {
+        for (sum, &count) in sums.iter_mut().zip(row) {
+            *sum += u64::from(count);
+        }
+    }
+    Ok(sums)
+}
+
+/// The sum of the losses of a batch's tokens; the same on every rank.
+///
+/// # Errors
+/// Those of the ops and of the ranks.
+pub(super) fn evaluate(
+    backend: &dyn Backend,
+    config: &Config,
+    tokens: &Tokens,
+    model: &Model,
+    batch: &Batch,
+) -> Result<f32> {
+    let train = &config.train;
+    let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
+    let mut totals = Totals::new(backend, tokens.shards())?;
+    let scales = Scales { loss: 1.0, next: None };
+    for micro in 0..batch.ids.len() / train.sequence_length / train.micro_batch_size {
+        let mine = share(micro, train.micro_batch_size, rank, ranks);
+        let inputs = upload(backend, batch, train.sequence_length, mine, scales)?;
+        totals.add(LOSS, &model.evaluate(backend, tokens, &inputs)?)?;
+    }
+    Ok(totals.read()?[LOSS])
+}
