@@ -173,7 +173,7 @@ impl Backend for Host {
     }
 
     fn route(&self, op: &Checked<Route<'_>>) -> Result<()> {
-        self.pool.install(|| route::run(op, self.caps.ranks, self.simd))
+        self.pool.install(|| route::run(op, self.simd))
     }
 
     fn attention(&self, op: &Checked<Attention<'_>>) -> Result<()> {

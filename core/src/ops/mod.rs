@@ -18,6 +18,7 @@ pub use grouped_gemm::{GemmKind, GroupedGemm, Operand};
 pub use map::*;
 pub use offload::Offload;
 pub use route::{Balance, Layout, NONE, Plan, Route, Score, TopK, TopKGrad, Window};
+pub(crate) use route::{Chooser, Sequence, known};
 
 use crate::error::{Error, Result, ensure};
 use crate::tensor::{DType, Tensor};

@@ -1,0 +1,125 @@
+//! The counting sort of received rows by expert. NUMERICS.md, "Routing".
+
+use super::{Arg, DType, NONE, OP, distinct, index, indexable, number};
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// The received rows sorted by local expert; within an expert in the order of the rows (that is, of global tokens).
+///
+/// # Shape
+/// ids: u32 `[chunks, capacity, k]`; counts: u32 `[chunks]` (rows that count in each chunk); weights: f32 as ids;
+/// offsets: u32 `[local experts + 1]`; slot_rows: u32 `[slots]`, the row `chunk * capacity + i` of each slot, then
+/// [`NONE`]; slot_weights: f32 `[slots]`; row_slots: u32 as ids, the slot of each (row, choice), or [`NONE`] for a choice
+/// that lives elsewhere and for rows past the count.
+///
+/// # Numerics
+/// Integers, and copies of weights. `slots` is at least `chunks * capacity * min(k, local experts)`.
+///
+/// # Errors
+/// [`crate::Error::Argument`] when a count exceeds the capacity.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout<'a> {
+    /// The chosen experts of each row, as global ids.
+    pub ids: &'a Tensor,
+    /// Rows of each chunk.
+    pub counts: &'a Tensor,
+    /// Their weights.
+    pub weights: &'a Tensor,
+    /// The first expert of this rank.
+    pub first_expert: usize,
+    /// Written.
+    pub offsets: &'a Tensor,
+    /// Written.
+    pub slot_rows: &'a Tensor,
+    /// Written up to `offsets[local experts]`.
+    pub slot_weights: &'a Tensor,
+    /// Written.
+    pub row_slots: &'a Tensor,
+}
+
+impl<'a> Layout<'a> {
+    pub(super) fn check(&self) -> Result<()> {
+        let shape = self.ids.shape();
+        number(OP, "ids", shape.len() == 3, "[chunks, capacity, k]", format_args!("{:?}", self.ids))?;
+        let [chunks, capacity, k] = [shape[0], shape[1], shape[2]];
+        Arg::new(OP, "ids", self.ids).dtype(&[DType::U32])?;
+        number(OP, "ids", k > 0, "at least one choice for each row", k)?;
+        indexable("ids", self.ids)?;
+        Arg::new(OP, "counts", self.counts).dtype(&[DType::U32])?.len(chunks, "one for each chunk")?;
+        Arg::new(OP, "weights", self.weights).dtype(&[DType::F32])?.shape(shape, "as ids")?;
+        let local = self.offsets.len().saturating_sub(1);
+        number(OP, "offsets", local > 0, "at least 2 entries (local experts + 1)", self.offsets.len())?;
+        Arg::new(OP, "offsets", self.offsets).dtype(&[DType::U32])?;
+        let worst = chunks * capacity * k.min(local);
+        number(
+            OP,
+            "slot_rows",
+            self.slot_rows.len() >= worst,
+            &format!("at least {worst} slots (every choice of every row)"),
+            self.slot_rows.len(),
+        )?;
+        Arg::new(OP, "slot_rows", self.slot_rows).dtype(&[DType::U32])?;
+        Arg::new(OP, "slot_weights", self.slot_weights)
+            .dtype(&[DType::F32])?
+            .len(self.slot_rows.len(), "one for each slot")?;
+        Arg::new(OP, "row_slots", self.row_slots).dtype(&[DType::U32])?.shape(shape, "as ids")?;
+        let outputs = [self.offsets, self.slot_rows, self.slot_weights, self.row_slots];
+        for (i, out) in outputs.iter().enumerate() {
+            let mut others = outputs[i + 1..].to_vec();
+            others.extend([self.ids, self.counts, self.weights]);
+            distinct(OP, "output", out, &others)?;
+        }
+        Ok(())
+    }
+    /// The choices that live on this rank as (index into ids, local expert), in the order of the rows.
+    fn local_choices<'b>(
+        &self,
+        ids: &'b [u32],
+        counts: &'b [u32],
+    ) -> impl Iterator<Item = (usize, usize)> + use<'a, 'b> {
+        let (first, local) = (self.first_expert, self.offsets.len() - 1);
+        let [_, capacity, k] = [0, 1, 2].map(|d| self.ids.shape()[d]);
+        counts.iter().enumerate().flat_map(move |(chunk, &count)| {
+            let start = chunk * capacity * k;
+            (start..start + count as usize * k).filter_map(move |choice| {
+                let expert = (ids[choice] as usize).wrapping_sub(first);
+                (expert < local).then_some((choice, expert))
+            })
+        })
+    }
+
+    /// The specification, but for the weights.
+    pub(crate) fn sort(
+        &self,
+        ids: &[u32],
+        counts: &[u32],
+        offsets: &mut [u32],
+        slot_rows: &mut [u32],
+        row_slots: &mut [u32],
+    ) -> Result<()> {
+        let [_, capacity, k] = [0, 1, 2].map(|d| self.ids.shape()[d]);
+        if let Some(chunk) = counts.iter().position(|&count| count as usize > capacity) {
+            let found = format!("{} at [{chunk}]", counts[chunk]);
+            number(OP, "counts", false, &format!("at most {capacity} (the capacity)"), found)?;
+        }
+        offsets.fill(0);
+        for (_, expert) in self.local_choices(ids, counts) {
+            offsets[expert + 1] += 1;
+        }
+        for expert in 1..offsets.len() {
+            offsets[expert] += offsets[expert - 1];
+        }
+        let (slots, filled) = (slot_rows.len(), offsets[offsets.len() - 1] as usize);
+        number(OP, "ids", filled <= slots, &format!("distinct in each row, so {slots} slots at most"), filled)?;
+        slot_rows.fill(NONE);
+        row_slots.fill(NONE);
+        let mut next = offsets.to_vec();
+        for (choice, expert) in self.local_choices(ids, counts) {
+            let slot = next[expert];
+            next[expert] += 1;
+            slot_rows[slot as usize] = index(choice / k);
+            row_slots[choice] = slot;
+        }
+        Ok(())
+    }
+}
