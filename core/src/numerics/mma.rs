@@ -240,7 +240,7 @@ pub fn dot_f32(a: &[f32], b: &[f32], acc: f32) -> f32 {
     a.iter().zip(b).fold(acc, |acc, (&a, &b)| a.mul_add(b, acc))
 }
 
-fn e4m3_to_f32(code: u8) -> f32 {
+pub(crate) fn e4m3_to_f32(code: u8) -> f32 {
     let value = f32::from_bits(u32::from(code & 0x7F) << 20) * f32::from_bits((127 + 120) << 23);
     let value = if code & 0x7F == 0x7F { f32::NAN } else { value };
     if code >> 7 == 1 { -value } else { value }

@@ -14,7 +14,7 @@ mod route;
 pub use all_to_all::{AllToAll, Counts};
 pub use attention::{Attention, AttentionBackward, AttentionForward, AttentionShape};
 pub use group_quantize::{BlockFormat, ColumnBlocks, GroupQuantize, RowBlocks};
-pub use grouped_gemm::{GemmKind, GroupedGemm, Operand};
+pub use grouped_gemm::{Extents, GemmKind, GroupedGemm, Operand};
 pub use map::*;
 pub use offload::Offload;
 pub use route::{Balance, Layout, NONE, Plan, Route, Score, TopK, TopKGrad, Window};

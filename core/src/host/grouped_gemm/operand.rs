@@ -1,0 +1,324 @@
+//! The factors of a grouped product: where each group's elements lie, and the three operand formats.
+//! NUMERICS.md, "Matrix products" and "Block formats".
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::OP;
+use crate::error::{Result, ensure};
+use crate::host::Simd;
+use crate::host::memory::{Floats, Input, input, input_opt};
+use crate::host::product::{Axis, Elements, Matrix, product};
+use crate::numerics::{NumericModel, bf16, mma};
+use crate::ops::{Extents, GemmKind, Operand};
+
+/// Elements along the chain that share an MXFP8 scale.
+const MX_BLOCK: usize = 32;
+/// Elements along the chain (and rows of a weight) that share an FP8-block scale.
+const FP8_BLOCK: usize = 128;
+
+/// The checked offsets.
+pub(super) struct Groups<'a>(&'a [u32]);
+
+impl<'a> Groups<'a> {
+    /// The indices come from the device, so unlike shapes they are only known now.
+    pub(super) fn new(offsets: &'a [u32], rows: usize) -> Result<Self> {
+        let invalid = |i: usize, expected: String| {
+            ensure(false, OP, "offsets", || expected, || format!("offsets[{i}] = {}", offsets[i]))
+        };
+        if offsets[0] != 0 {
+            invalid(0, "0 at the start".into())?;
+        }
+        if let Some(i) = (1..offsets.len()).find(|&i| offsets[i] < offsets[i - 1]) {
+            invalid(i, format!("ascending, so at least offsets[{}] = {}", i - 1, offsets[i - 1]))?;
+        }
+        let last = offsets.len() - 1;
+        if offsets[last] as usize > rows {
+            invalid(last, format!("at most {rows}, the rows of the ragged operands"))?;
+        }
+        Ok(Groups(offsets))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len() - 1
+    }
+
+    pub(super) fn rows(&self, group: usize) -> Range<usize> {
+        self.0[group] as usize..self.0[group + 1] as usize
+    }
+
+    /// Rows in all groups.
+    fn total(&self) -> usize {
+        self.0[self.len()] as usize
+    }
+
+    /// Quantized columns need groups that start at a block.
+    fn aligned(&self, block: usize) -> Result<()> {
+        let odd = (0..=self.len()).find(|&i| !self.0[i].is_multiple_of(block as u32));
+        ensure(
+            odd.is_none(),
+            OP,
+            "offsets",
+            || format!("multiples of {block}, as the quantized columns are padded"),
+            || odd.map_or_else(String::new, |i| format!("offsets[{i}] = {}", self.0[i])),
+        )
+    }
+}
+
+/// What the groups divide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ragged {
+    Rows,
+    Chain,
+    /// Nothing: each group has a matrix of its own.
+    Stacked,
+}
+
+/// The index space of a factor: rows by chain, stored with either of them last.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Side {
+    pub(super) rows: usize,
+    pub(super) chain: usize,
+    chain_last: bool,
+    ragged: Ragged,
+}
+
+impl Side {
+    /// The factors of a kind of product, as plain operands store them.
+    pub(super) fn of(kind: GemmKind, Extents { rows: tokens, n, k, .. }: Extents) -> [Side; 2] {
+        let side = |rows, chain, chain_last, ragged| Side { rows, chain, chain_last, ragged };
+        match kind {
+            GemmKind::Forward => [side(tokens, k, true, Ragged::Rows), side(n, k, true, Ragged::Stacked)],
+            GemmKind::Dgrad => [side(tokens, n, true, Ragged::Rows), side(k, n, false, Ragged::Stacked)],
+            GemmKind::Wgrad => [side(n, tokens, false, Ragged::Chain), side(k, tokens, false, Ragged::Chain)],
+        }
+    }
+
+    /// Distance from one row to the next and from one chain element to the next.
+    fn strides(self) -> [usize; 2] {
+        if self.chain_last { [self.chain, 1] } else { [1, self.rows] }
+    }
+}
+
+/// A factor's values.
+enum Values<'a> {
+    Plain { values: Input<'a>, gather: Option<Input<'a>> },
+    /// MXFP8 as bf16.
+    Dequantized(Vec<u16>),
+    /// MXFP8 for a matrix unit that takes scales.
+    Mxfp8 { codes: Input<'a>, scales: Input<'a> },
+    Fp8Block { codes: Input<'a>, scale_inv: Input<'a> },
+}
+
+/// A factor, locked for reading.
+pub(super) struct Factor<'a> {
+    pub(super) side: Side,
+    values: Values<'a>,
+}
+
+impl<'a> Factor<'a> {
+    /// Locks the operand and checks its row indices.
+    pub(super) fn load(
+        field: &'static str,
+        operand: Operand<'a>,
+        mut side: Side,
+        groups: &Groups<'_>,
+        model: NumericModel,
+    ) -> Result<Self> {
+        let values = match operand {
+            Operand::Plain { values, gather } => {
+                let gather = input_opt(OP, gather)?;
+                if let Some(index) = &gather {
+                    let (index, rows) = (index.u32(), values.rows());
+                    let wild = (0..groups.total()).find(|&i| index[i] as usize >= rows);
+                    ensure(
+                        wild.is_none(),
+                        OP,
+                        "gather",
+                        || format!("below {rows}, the rows of {field}"),
+                        || wild.map_or_else(String::new, |i| format!("gather[{i}] = {}", index[i])),
+                    )?;
+                }
+                Values::Plain { values: input(OP, values)?, gather }
+            }
+            Operand::Mxfp8 { codes, scales } => {
+                if side.ragged == Ragged::Chain {
+                    groups.aligned(MX_BLOCK)?;
+                }
+                let (codes, scales, cols) = (input(OP, codes)?, input(OP, scales)?, codes.cols());
+                if model == NumericModel::Blackwell {
+                    Values::Mxfp8 { codes, scales }
+                } else {
+                    let used = if side.ragged == Ragged::Stacked { codes.u8().len() } else { groups.total() * cols };
+                    Values::Dequantized(dequantize(&codes.u8()[..used], scales.u8(), cols, side.chain_last))
+                }
+            }
+            Operand::Fp8Block { codes, scale_inv } => {
+                if side.ragged == Ragged::Chain {
+                    groups.aligned(FP8_BLOCK)?;
+                }
+                side.chain_last = true;
+                Values::Fp8Block { codes: input(OP, codes)?, scale_inv: input(OP, scale_inv)? }
+            }
+        };
+        Ok(Factor { side, values })
+    }
+
+    /// `rows` rows from `row` on of a group whose rows start at `start`.
+    pub(super) fn block(&self, group: usize, start: usize, row: usize, rows: usize) -> Block<'_> {
+        let row = if self.side.ragged == Ragged::Rows { start + row } else { row };
+        Block { factor: self, group, row, rows }
+    }
+}
+
+/// MXFP8 to bf16: exact but for the ends of the exponent range.
+fn dequantize(codes: &[u8], scales: &[u8], cols: usize, chain_last: bool) -> Vec<u16> {
+    let mut out = vec![0; codes.len()];
+    if cols == 0 {
+        return out;
+    }
+    out.par_chunks_mut(cols).zip(codes.par_chunks(cols)).enumerate().for_each(|(row, (out, codes))| {
+        for (col, (out, &code)) in out.iter_mut().zip(codes).enumerate() {
+            let scale = if chain_last { (row * cols + col) / MX_BLOCK } else { row / MX_BLOCK * cols + col };
+            *out = bf16::from_f32(mma::e4m3_to_f32(code) * ue8m0_to_f32(scales[scale]));
+        }
+    });
+    out
+}
+
+fn ue8m0_to_f32(code: u8) -> f32 {
+    match code {
+        0 => f32::from_bits(0x0040_0000),
+        255 => f32::NAN,
+        _ => f32::from_bits(u32::from(code) << 23),
+    }
+}
+
+/// Some rows of a factor within one group; `row` counts from the start of the group's matrix or of all ragged rows.
+pub(super) struct Block<'a> {
+    factor: &'a Factor<'a>,
+    group: usize,
+    row: usize,
+    rows: usize,
+}
+
+impl<'a> Block<'a> {
+    /// First element of the group's matrix.
+    fn base(&self) -> usize {
+        let side = self.factor.side;
+        if side.ragged == Ragged::Stacked { self.group * side.rows * side.chain } else { 0 }
+    }
+
+    /// The elements from `from` on along the chain.
+    fn matrix(&self, data: Elements<'a>, gather: Option<&'a [u32]>, from: usize) -> Matrix<'a> {
+        let side = self.factor.side;
+        let [row_stride, chain_stride] = side.strides();
+        let (mut row, mut chain) = (Axis::strided(row_stride), Axis::strided(chain_stride));
+        let mut offset = self.base();
+        match (gather, side.ragged) {
+            (Some(index), Ragged::Rows) => {
+                row.gather = Some(&index[self.row..]);
+                offset += from * chain_stride;
+            }
+            (Some(index), Ragged::Chain) => {
+                chain.gather = Some(&index[from..]);
+                offset += self.row * row_stride;
+            }
+            _ => offset += self.row * row_stride + from * chain_stride,
+        }
+        Matrix { data, offset, rows: self.rows, row, chain }
+    }
+
+    /// The FP8-block scale of row i for the part of the chain that starts at `from`.
+    fn fp8_scale(&self, scale_inv: &[f32], i: usize, from: usize) -> f32 {
+        let side = self.factor.side;
+        let (parts, part) = (side.chain.div_ceil(FP8_BLOCK), from / FP8_BLOCK);
+        let row = self.row + i;
+        let row = match side.ragged {
+            Ragged::Stacked => self.group * side.rows.div_ceil(FP8_BLOCK) + row / FP8_BLOCK,
+            Ragged::Rows | Ragged::Chain => row,
+        };
+        scale_inv[row * parts + part]
+    }
+
+    /// The MXFP8 codes of row i along `chain`, with their scales.
+    fn mxfp8(&self, codes: &[u8], scales: &[u8], i: usize, chain: Range<usize>) -> [Vec<u8>; 2] {
+        let side = self.factor.side;
+        let along = |data: &[u8], side: Side, base: usize, chain: Range<usize>| {
+            let [row_stride, chain_stride] = side.strides();
+            chain.map(|t| data[base + (self.row + i) * row_stride + t * chain_stride]).collect()
+        };
+        let blocks = Side { chain: side.chain / MX_BLOCK, ..side };
+        let scale_chain = chain.start / MX_BLOCK..chain.end.div_ceil(MX_BLOCK);
+        [
+            along(codes, side, self.base(), chain),
+            along(scales, blocks, self.base() / MX_BLOCK, scale_chain),
+        ]
+    }
+}
+
+/// `out[i * b.rows + j] = a(i, ..) . b(j, ..)` over the non-empty range `chain`; `out` starts with zeros.
+pub(super) fn multiply(
+    model: NumericModel,
+    simd: Simd,
+    a: &Block<'_>,
+    b: &Block<'_>,
+    chain: Range<usize>,
+    out: &mut [f32],
+) {
+    let ldc = b.rows;
+    match (&a.factor.values, &b.factor.values) {
+        (Values::Fp8Block { codes: x, scale_inv: sx }, Values::Fp8Block { codes: y, scale_inv: sy }) => {
+            let (x, y, sx, sy) = (Elements::E4m3(x.u8()), Elements::E4m3(y.u8()), sx.f32(), sy.f32());
+            let mut part = vec![0.0; out.len()];
+            for from in chain.clone().step_by(FP8_BLOCK) {
+                let k = FP8_BLOCK.min(chain.end - from);
+                part.fill(0.0);
+                product(model, simd, a.matrix(x, None, from), b.matrix(y, None, from), k, &mut part, ldc);
+                let columns: Vec<f32> = (0..b.rows).map(|j| b.fp8_scale(sy, j, from)).collect();
+                for (i, (out, part)) in out.chunks_mut(ldc).zip(part.chunks(ldc)).enumerate() {
+                    let scale = a.fp8_scale(sx, i, from);
+                    for ((acc, &part), &column) in out.iter_mut().zip(part).zip(&columns) {
+                        *acc = part.mul_add(scale * column, *acc);
+                    }
+                }
+            }
+        }
+        (Values::Mxfp8 { codes: x, scales: sx }, Values::Mxfp8 { codes: y, scales: sy }) => {
+            let columns: Vec<_> = (0..b.rows).map(|j| b.mxfp8(y.u8(), sy.u8(), j, chain.clone())).collect();
+            for (i, out) in out.chunks_mut(ldc).enumerate() {
+                let [x, sx] = a.mxfp8(x.u8(), sx.u8(), i, chain.clone());
+                for (acc, [y, sy]) in out.iter_mut().zip(&columns) {
+                    *acc = mma::dot_mxfp8(&x, &sx, y, sy, *acc);
+                }
+            }
+        }
+        (x, y) => {
+            let a = a.matrix(x.elements(), x.gather(), chain.start);
+            let b = b.matrix(y.elements(), y.gather(), chain.start);
+            product(model, simd, a, b, chain.len(), out, ldc);
+        }
+    }
+}
+
+impl Values<'_> {
+    fn elements(&self) -> Elements<'_> {
+        match self {
+            Values::Plain { values, .. } => match values.floats() {
+                Floats::F32(values) => Elements::F32(values),
+                Floats::Bf16(codes) => Elements::Bf16(codes),
+            },
+            Values::Dequantized(codes) => Elements::Bf16(codes),
+            Values::Mxfp8 { codes, .. } | Values::Fp8Block { codes, .. } => Elements::E4m3(codes.u8()),
+        }
+    }
+
+    fn gather(&self) -> Option<&[u32]> {
+        match self {
+            Values::Plain { gather: Some(index), .. } => Some(index.u32()),
+            _ => None,
+        }
+    }
+}
