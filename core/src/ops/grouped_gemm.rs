@@ -257,7 +257,7 @@ fn check_operand(
         }
         Operand::Mxfp8 { codes, scales } => {
             Arg::new(OP, field, codes).dtype(&[DType::E4m3])?.shape(plain, meaning)?;
-            number(OP, field, plain[chain] % 32 == 0, "a multiple of 32 along the chain", plain[chain])?;
+            number(OP, field, plain[chain].is_multiple_of(32), "a multiple of 32 along the chain", plain[chain])?;
             let mut shape = plain.to_vec();
             shape[chain] /= 32;
             Arg::new(OP, "scales", scales)

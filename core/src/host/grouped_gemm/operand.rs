@@ -1,7 +1,6 @@
 //! The factors of a grouped product: where each group's elements lie, and the three operand formats.
 //! NUMERICS.md, "Matrix products" and "Block formats".
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -56,7 +55,7 @@ impl<'a> Groups<'a> {
 
     /// Quantized columns need groups that start at a block.
     fn aligned(&self, block: usize) -> Result<()> {
-        let odd = (0..=self.len()).find(|&i| !self.0[i].is_multiple_of(block as u32));
+        let odd = (0..=self.len()).find(|&i| !(self.0[i] as usize).is_multiple_of(block));
         ensure(
             odd.is_none(),
             OP,
@@ -104,12 +103,21 @@ impl Side {
 
 /// A factor's values.
 enum Values<'a> {
-    Plain { values: Input<'a>, gather: Option<Input<'a>> },
+    Plain {
+        values: Input<'a>,
+        gather: Option<Input<'a>>,
+    },
     /// MXFP8 as bf16.
     Dequantized(Vec<u16>),
     /// MXFP8 for a matrix unit that takes scales.
-    Mxfp8 { codes: Input<'a>, scales: Input<'a> },
-    Fp8Block { codes: Input<'a>, scale_inv: Input<'a> },
+    Mxfp8 {
+        codes: Input<'a>,
+        scales: Input<'a>,
+    },
+    Fp8Block {
+        codes: Input<'a>,
+        scale_inv: Input<'a>,
+    },
 }
 
 /// A factor, locked for reading.
@@ -252,10 +260,7 @@ impl<'a> Block<'a> {
         };
         let blocks = Side { chain: side.chain / MX_BLOCK, ..side };
         let scale_chain = chain.start / MX_BLOCK..chain.end.div_ceil(MX_BLOCK);
-        [
-            along(codes, side, self.base(), chain),
-            along(scales, blocks, self.base() / MX_BLOCK, scale_chain),
-        ]
+        [along(codes, side, self.base(), chain), along(scales, blocks, self.base() / MX_BLOCK, scale_chain)]
     }
 }
 

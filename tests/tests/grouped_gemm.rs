@@ -1,0 +1,465 @@
+//! The grouped product of the host backend against one chain of `mma` for each element.
+
+#![expect(clippy::cast_possible_truncation, reason = "random bits and small sizes are cut on purpose")]
+
+use std::ops::Range;
+
+use dropless_core::host::{Host, HostOptions, Simd};
+use dropless_core::numerics::{bf16, mma};
+use dropless_core::ops::{GemmKind, GroupedGemm, Operand};
+use dropless_core::{Backend, DType, Error, NumericModel, Result, Tensor};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngSeed};
+
+const KINDS: [GemmKind; 3] = [GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad];
+const MODELS: [NumericModel; 3] = [NumericModel::F32, NumericModel::Hopper, NumericModel::Blackwell];
+/// A NaN that no arithmetic makes, in the bits of a f32 and of two bf16.
+const GUARD: u32 = 0xFFAB_FFAB;
+
+fn host(numerics: NumericModel, simd: Simd) -> Host {
+    Host::new(HostOptions { numerics, simd: Some(simd), threads: 2, ..HostOptions::default() }).unwrap()
+}
+
+fn levels() -> impl Iterator<Item = Simd> {
+    Simd::ALL.into_iter().filter(|simd| simd.available())
+}
+
+/// A small generator: splitmix64.
+#[derive(Clone)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// A value as training has them, now and then a special one.
+    fn value(&mut self) -> f32 {
+        let sum: i64 = (0..4).map(|_| (self.next() >> 40) as i64 - (1 << 23)).sum();
+        match self.below(500) {
+            0 => 0.0,
+            1 => -0.0,
+            2 => f32::from_bits(self.next() as u32),
+            3 => f32::from_bits(self.next() as u32 & 0x807F_FFFF),
+            _ => sum as f32 / (1 << 23) as f32,
+        }
+    }
+}
+
+/// How the factors are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    F32,
+    Bf16,
+    Mxfp8,
+    Fp8Block,
+}
+
+const FORMATS: [Format; 4] = [Format::F32, Format::Bf16, Format::Mxfp8, Format::Fp8Block];
+
+/// A product with its operands in memory.
+#[derive(Clone, Debug)]
+struct Problem {
+    kind: GemmKind,
+    format: Format,
+    offsets: Vec<u32>,
+    /// Rows of the ragged operands; those past the last offset do not count.
+    rows: usize,
+    n: usize,
+    k: usize,
+    gather: [Option<Vec<u32>>; 2],
+    data: [Data; 2],
+    accumulate: bool,
+    out: DType,
+}
+
+/// The elements of an operand, and the scales of a quantized one.
+#[derive(Clone, Debug)]
+enum Data {
+    F32(Vec<f32>),
+    Bf16(Vec<u16>),
+    Mxfp8(Vec<u8>, Vec<u8>),
+    Fp8Block(Vec<u8>, Vec<f32>),
+}
+
+fn offsets_of(sizes: &[usize]) -> Vec<u32> {
+    let mut end = 0;
+    std::iter::once(0)
+        .chain(sizes.iter().map(|&size| {
+            end += size as u32;
+            end
+        }))
+        .collect()
+}
+
+impl Problem {
+    /// Random operands.
+    fn new(kind: GemmKind, format: Format, sizes: &[usize], n: usize, k: usize, seed: u64) -> Problem {
+        let offsets = offsets_of(sizes);
+        let rows = *offsets.last().unwrap() as usize;
+        let mut problem = Problem {
+            kind,
+            format,
+            offsets,
+            rows,
+            n,
+            k,
+            gather: [None, None],
+            data: [Data::F32(vec![]), Data::F32(vec![])],
+            accumulate: false,
+            out: DType::F32,
+        };
+        problem.fill(seed);
+        problem
+    }
+
+    fn fill(&mut self, seed: u64) {
+        let mut random = Random(seed);
+        for side in 0..2 {
+            let len = self.shape(side).iter().product();
+            let scales = self.scale_shape(side).iter().product();
+            let codes = |random: &mut Random| -> Vec<u8> {
+                (0..len)
+                    .map(|_| {
+                        if random.below(2000) == 0 {
+                            0x7F
+                        } else {
+                            random.next() as u8 % 0x7F | (random.next() as u8 & 0x80)
+                        }
+                    })
+                    .collect()
+            };
+            self.data[side] = match self.format {
+                Format::F32 => Data::F32((0..len).map(|_| random.value()).collect()),
+                Format::Bf16 => Data::Bf16((0..len).map(|_| bf16::from_f32(random.value())).collect()),
+                Format::Mxfp8 => {
+                    Data::Mxfp8(codes(&mut random), (0..scales).map(|_| 120 + random.below(12) as u8).collect())
+                }
+                Format::Fp8Block => Data::Fp8Block(codes(&mut random), (0..scales).map(|_| random.value()).collect()),
+            };
+        }
+    }
+
+    fn groups(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    fn group(&self, g: usize) -> Range<usize> {
+        self.offsets[g] as usize..self.offsets[g + 1] as usize
+    }
+
+    /// The operand as `GemmKind` and `Operand` say it.
+    fn shape(&self, side: usize) -> Vec<usize> {
+        let Problem { rows, n, k, .. } = *self;
+        let groups = self.groups();
+        let fp8 = self.format == Format::Fp8Block;
+        match (self.kind, side) {
+            (GemmKind::Forward, 0) => vec![rows, k],
+            (GemmKind::Dgrad, 0) => vec![rows, n],
+            (GemmKind::Wgrad, 0) => {
+                if fp8 {
+                    vec![n, rows]
+                } else {
+                    vec![rows, n]
+                }
+            }
+            (GemmKind::Forward, _) => vec![groups, n, k],
+            (GemmKind::Dgrad, _) => {
+                if fp8 {
+                    vec![groups, k, n]
+                } else {
+                    vec![groups, n, k]
+                }
+            }
+            (GemmKind::Wgrad, _) => {
+                if fp8 {
+                    vec![k, rows]
+                } else {
+                    vec![rows, k]
+                }
+            }
+        }
+    }
+
+    fn scale_shape(&self, side: usize) -> Vec<usize> {
+        let mut shape = self.shape(side);
+        let last = shape.len() - 1;
+        match self.format {
+            Format::F32 | Format::Bf16 => vec![0],
+            Format::Mxfp8 => {
+                let chain = match (self.kind, side) {
+                    (GemmKind::Forward, _) | (GemmKind::Dgrad, 0) => last,
+                    (GemmKind::Dgrad, _) => 1,
+                    (GemmKind::Wgrad, _) => 0,
+                };
+                shape[chain] /= 32;
+                shape
+            }
+            Format::Fp8Block => {
+                shape[last] = shape[last].div_ceil(128);
+                if last == 2 {
+                    shape[1] = shape[1].div_ceil(128);
+                }
+                shape
+            }
+        }
+    }
+
+    fn out_shape(&self) -> Vec<usize> {
+        match self.kind {
+            GemmKind::Forward => vec![self.rows, self.n],
+            GemmKind::Dgrad => vec![self.rows, self.k],
+            GemmKind::Wgrad => vec![self.groups(), self.n, self.k],
+        }
+    }
+
+    /// Runs it on a host; the result as f32, starting from `before` (in bits of the output type).
+    fn run(&self, host: &dyn Backend, before: u32) -> Result<Vec<f32>> {
+        let mut scales = Vec::new();
+        let mut values = Vec::new();
+        let mut gathers = Vec::new();
+        for side in 0..2 {
+            let mut shape = self.shape(side);
+            let scale_shape = self.scale_shape(side);
+            match &self.data[side] {
+                Data::F32(x) => {
+                    shape[0] = x.len() / shape[1..].iter().product::<usize>().max(1);
+                    values.push(host.upload(DType::F32, &shape, x)?);
+                }
+                Data::Bf16(x) => {
+                    shape[0] = x.len() / shape[1..].iter().product::<usize>().max(1);
+                    values.push(host.upload(DType::Bf16, &shape, x)?);
+                }
+                Data::Mxfp8(x, s) => {
+                    values.push(host.upload(DType::E4m3, &shape, x)?);
+                    scales.push(host.upload(DType::Ue8m0, &scale_shape, s)?);
+                }
+                Data::Fp8Block(x, s) => {
+                    values.push(host.upload(DType::E4m3, &shape, x)?);
+                    scales.push(host.upload(DType::F32, &scale_shape, s)?);
+                }
+            }
+            gathers.push(self.gather[side].as_ref().map(|g| host.upload(DType::U32, &[g.len()], g)).transpose()?);
+        }
+        let operand = |side: usize| -> Operand<'_> {
+            match self.format {
+                Format::F32 | Format::Bf16 => Operand::Plain { values: &values[side], gather: gathers[side].as_ref() },
+                Format::Mxfp8 => Operand::Mxfp8 { codes: &values[side], scales: &scales[side] },
+                Format::Fp8Block => Operand::Fp8Block { codes: &values[side], scale_inv: &scales[side] },
+            }
+        };
+        let offsets = host.upload(DType::U32, &[self.offsets.len()], &self.offsets)?;
+        let shape = self.out_shape();
+        let len: usize = shape.iter().product();
+        let out: Tensor = match self.out {
+            DType::F32 => host.upload(DType::F32, &shape, &vec![before; len])?,
+            _ => host.upload(DType::Bf16, &shape, &vec![before as u16; len])?,
+        };
+        let (a, b) = (operand(0), operand(1));
+        GroupedGemm { kind: self.kind, a, b, offsets: &offsets, out: &out, accumulate: self.accumulate }.run(host)?;
+        Ok(match self.out {
+            DType::F32 => host.download(&out)?,
+            _ => host.download::<u16>(&out)?.into_iter().map(bf16::to_f32).collect(),
+        })
+    }
+
+    /// The specification, one element at a time.
+    fn expected(&self, model: NumericModel, before: u32) -> Vec<f32> {
+        let Problem { rows, n, k, .. } = *self;
+        let before = if self.out == DType::F32 { f32::from_bits(before) } else { bf16::to_f32(before as u16) };
+        let mut out = vec![before; self.out_shape().iter().product()];
+        let source = |side: usize, row: usize| self.gather[side].as_ref().map_or(row, |g| g[row] as usize);
+        for g in 0..self.groups() {
+            let group = self.group(g);
+            let (outs, cols, chain) = match self.kind {
+                GemmKind::Forward => (group, n, 0..k),
+                GemmKind::Dgrad => (group, k, 0..n),
+                GemmKind::Wgrad => (g * n..(g + 1) * n, k, group),
+            };
+            for i in outs {
+                for j in 0..cols {
+                    // [row, column of the operand's plain layout, counted over all groups]
+                    let place = |side: usize, t: usize| match (self.kind, side) {
+                        (GemmKind::Forward | GemmKind::Dgrad, 0) => [source(0, i), t],
+                        (GemmKind::Forward, _) => [g * n + j, t],
+                        (GemmKind::Dgrad, _) => [g * n + t, j],
+                        (GemmKind::Wgrad, 0) => [source(0, t), i - g * n],
+                        (GemmKind::Wgrad, _) => [source(1, t), j],
+                    };
+                    let width = |side| match (self.kind, side) {
+                        (GemmKind::Forward, _) | (GemmKind::Wgrad, 1) | (GemmKind::Dgrad, 1) => k,
+                        _ => n,
+                    };
+                    let flat = |side: usize, t: usize| {
+                        let [r, c] = place(side, t);
+                        r * width(side) + c
+                    };
+                    // FP8 blocks keep the chain last.
+                    let fp8 = |side: usize, t: usize| match (self.kind, side) {
+                        (GemmKind::Forward, _) | (GemmKind::Dgrad, 0) => flat(side, t),
+                        (GemmKind::Dgrad, _) => (g * k + j) * n + t,
+                        (GemmKind::Wgrad, 0) => (i - g * n) * rows + t,
+                        (GemmKind::Wgrad, _) => j * rows + t,
+                    };
+                    let fp8_scale = |side: usize, t: usize| match (self.kind, side) {
+                        (GemmKind::Forward, 0) => i * k.div_ceil(128) + t / 128,
+                        (GemmKind::Forward, _) => (g * n.div_ceil(128) + j / 128) * k.div_ceil(128) + t / 128,
+                        (GemmKind::Dgrad, 0) => i * n.div_ceil(128) + t / 128,
+                        (GemmKind::Dgrad, _) => (g * k.div_ceil(128) + j / 128) * n.div_ceil(128) + t / 128,
+                        (GemmKind::Wgrad, 0) => (i - g * n) * rows.div_ceil(128) + t / 128,
+                        (GemmKind::Wgrad, _) => j * rows.div_ceil(128) + t / 128,
+                    };
+                    let mx_scale = |side: usize, t: usize| {
+                        let [r, c] = place(side, t);
+                        match (self.kind, side) {
+                            (GemmKind::Forward, _) | (GemmKind::Dgrad, 0) => r * (width(side) / 32) + c / 32,
+                            _ => r / 32 * width(side) + c,
+                        }
+                    };
+                    fn pick<T: Copy>(x: &[T], at: impl Iterator<Item = usize>) -> Vec<T> {
+                        at.map(|i| x[i]).collect()
+                    }
+                    let all = |side| chain.clone().map(move |t| flat(side, t));
+                    let value = match (&self.data[0], &self.data[1]) {
+                        (Data::F32(a), Data::F32(b)) => mma::dot_f32(&pick(a, all(0)), &pick(b, all(1)), 0.0),
+                        (Data::Bf16(a), Data::Bf16(b)) => mma::dot_bf16(model, &pick(a, all(0)), &pick(b, all(1)), 0.0),
+                        (Data::Mxfp8(a, sa), Data::Mxfp8(b, sb)) if model == NumericModel::Blackwell => {
+                            let blocks = |side| chain.clone().step_by(32).map(move |t| mx_scale(side, t));
+                            let [sa, sb] = [pick(sa, blocks(0)), pick(sb, blocks(1))];
+                            mma::dot_mxfp8(&pick(a, all(0)), &sa, &pick(b, all(1)), &sb, 0.0)
+                        }
+                        (Data::Mxfp8(a, sa), Data::Mxfp8(b, sb)) => {
+                            let decode = |x: &[u8], s: &[u8], side: usize| -> Vec<u16> {
+                                let one =
+                                    |t| e4m3(x[flat(side, t)]) * f32::from_bits(u32::from(s[mx_scale(side, t)]) << 23);
+                                chain.clone().map(|t| bf16::from_f32(one(t))).collect()
+                            };
+                            mma::dot_bf16(model, &decode(a, sa, 0), &decode(b, sb, 1), 0.0)
+                        }
+                        (Data::Fp8Block(a, sa), Data::Fp8Block(b, sb)) => {
+                            let mut acc = 0.0f32;
+                            for t in chain.clone().step_by(128) {
+                                let part = t..chain.end.min(t + 128);
+                                let [x, y] =
+                                    [(a, 0), (b, 1)].map(|(x, side)| pick(x, part.clone().map(|t| fp8(side, t))));
+                                let part = mma::dot_e4m3(model, &x, &y, 0.0);
+                                acc = part.mul_add(sa[fp8_scale(0, t)] * sb[fp8_scale(1, t)], acc);
+                            }
+                            acc
+                        }
+                        _ => unreachable!(),
+                    };
+                    let out = &mut out[i * cols + j];
+                    *out = match (self.accumulate, self.out) {
+                        (true, _) if chain.is_empty() => *out,
+                        (true, _) => *out + value,
+                        (false, DType::F32) => value,
+                        (false, _) => bf16::round(value),
+                    };
+                }
+            }
+        }
+        out
+    }
+
+    /// Every model and SIMD level against the specification.
+    fn check_with(&self, models: &[NumericModel], before: u32) {
+        for &model in models {
+            let want = self.expected(model, before);
+            for simd in levels() {
+                assert_same(&self.run(&host(model, simd), before).unwrap(), &want, || {
+                    format!("{model:?} {simd:?} {self}")
+                });
+            }
+        }
+    }
+
+    fn check(&self) {
+        self.check_with(&MODELS, if self.accumulate { 0x3FC0_0000 } else { GUARD });
+    }
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Problem { kind, format, offsets, rows, n, k, accumulate, out, .. } = self;
+        write!(f, "{kind:?} {format:?} offsets {offsets:?} of {rows}, n {n}, k {k}, accumulate {accumulate}, {out:?}")
+    }
+}
+
+fn e4m3(code: u8) -> f32 {
+    let (field, fraction) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let magnitude = match (field, code & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => fraction * 2f32.powi(-9),
+        _ => (8.0 + fraction) * 2f32.powi(field - 10),
+    };
+    if code >> 7 == 1 { -magnitude } else { magnitude }
+}
+
+/// Bit for bit; any computed NaN equals any other, but a guard only itself.
+#[track_caller]
+fn assert_same(got: &[f32], want: &[f32], what: impl Fn() -> String) {
+    assert_eq!(got.len(), want.len(), "{}", what());
+    let guard = |x: f32| x.to_bits() == GUARD || x.to_bits() == GUARD << 16;
+    let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan() && !guard(a) && !guard(b));
+    let wrong: Vec<_> = (0..got.len()).filter(|&i| !same(got[i], want[i])).collect();
+    let first: Vec<_> = wrong
+        .iter()
+        .take(4)
+        .map(|&i| format!("[{i}] {:08x} for {:08x}", got[i].to_bits(), want[i].to_bits()))
+        .collect();
+    assert!(wrong.is_empty(), "{}: {} of {} differ: {first:?}", what(), wrong.len(), got.len());
+}
+
+/// Sizes that suit the format: quantized columns are padded to whole blocks.
+fn sizes_for(kind: GemmKind, format: Format, sizes: &[usize]) -> Vec<usize> {
+    let block = match (kind, format) {
+        (GemmKind::Wgrad, Format::Mxfp8) => 32,
+        (GemmKind::Wgrad, Format::Fp8Block) => 128,
+        _ => 1,
+    };
+    sizes.iter().map(|size| size.next_multiple_of(block)).collect()
+}
+
+#[test]
+fn every_kind_and_format_follows_the_model() {
+    for kind in KINDS {
+        for format in FORMATS {
+            let mut problem = Problem::new(kind, format, &sizes_for(kind, format, &[5, 0, 33, 1]), 160, 96, 1);
+            problem.check();
+            problem.out = DType::Bf16;
+            problem.check_with(&[NumericModel::Hopper], GUARD);
+            problem.out = DType::F32;
+            problem.accumulate = true;
+            problem.check_with(&[NumericModel::Hopper], 0x3FC0_0000);
+        }
+    }
+}
+
+#[test]
+fn gathered_rows_are_the_rows_they_name() {
+    let mut random = Random(2);
+    for kind in KINDS {
+        for format in [Format::F32, Format::Bf16] {
+            for sides in [[true, false], [false, true], [true, true]] {
+                if sides[1] && kind != GemmKind::Wgrad {
+                    continue;
+                }
+                let mut problem = Problem::new(kind, format, &[7, 0, 20], 24, 40, 3);
+                for side in 0..2 {
+                    // The source has as many rows as there are slots; indices repeat.
+                    problem.gather[side] = sides[side].then(|| (0..27).map(|_| random.below(27) as u32).collect());
+                }
+                problem.check();
+            }
+        }
+    }
+}
