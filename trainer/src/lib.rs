@@ -4,9 +4,13 @@
 //! step and seed), [`checkpoint`] (what a run leaves behind), [`cli`] (the commands).
 
 pub mod config;
+pub mod data;
 pub mod error;
 pub mod model;
+pub mod init;
 pub mod options;
+pub mod sample;
+pub mod schedule;
 
 pub use config::Config;
 pub use error::{Error, Result};

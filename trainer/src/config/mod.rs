@@ -324,3 +324,9 @@ impl TrainConfig {
         self.batch_size * self.sequence_length
     }
 }
+
+/// A configured number as the f32 that the ops take, rounded once.
+#[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest f32 is what is meant")]
+pub fn single(x: f64) -> f32 {
+    x as f32
+}

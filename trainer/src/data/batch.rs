@@ -1,0 +1,90 @@
+//! What a step trains on: windows of the token stream with targets, positions and visible keys.
+
+use dropless_core::ops::NONE;
+
+use super::Corpus;
+
+/// Sequences of equal length, one after the other; each field has one entry for each token.
+///
+/// The target of an end token is [`NONE`]: nothing predicts the first token of the next document. Positions count from
+/// the start of the document or of the sequence, whichever is later.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Tokens of a sequence.
+    pub sequence: usize,
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// Next tokens, or [`NONE`].
+    pub targets: Vec<u32>,
+    /// Position of each token for the rotary embedding.
+    pub positions: Vec<u32>,
+    /// First key within the sequence that each token attends to.
+    pub start: Vec<u32>,
+    /// Number of targets that count.
+    pub valid: usize,
+}
+
+/// One rank's part of one micro-step.
+#[derive(Clone, Copy, Debug)]
+pub struct Share<'a> {
+    /// Token ids.
+    pub ids: &'a [u32],
+    /// Next tokens, or [`NONE`].
+    pub targets: &'a [u32],
+    /// Positions.
+    pub positions: &'a [u32],
+    /// First visible keys.
+    pub start: &'a [u32],
+}
+
+impl Batch {
+    /// An empty batch of sequences of this length.
+    pub fn new(sequence: usize) -> Batch {
+        Batch { sequence, ..Batch::default() }
+    }
+
+    /// Adds the window of `corpus` that starts at token `from`.
+    pub(super) fn push(&mut self, corpus: &Corpus, from: usize) {
+        let window = &corpus.tokens[from..=from + self.sequence];
+        let mut start = 0;
+        for (at, pair) in (0u32..).zip(window.windows(2)) {
+            let ends = pair[0] == corpus.end;
+            self.ids.push(pair[0]);
+            self.targets.push(if ends { NONE } else { pair[1] });
+            self.positions.push(at - start);
+            self.start.push(start);
+            self.valid += usize::from(!ends);
+            if ends {
+                start = at + 1;
+            }
+        }
+    }
+
+    /// Adds a sequence without targets, so that a batch has its full size.
+    pub(super) fn pad(&mut self) {
+        let to = self.ids.len() + self.sequence;
+        self.ids.resize(to, 0);
+        self.targets.resize(to, NONE);
+        self.positions.resize(to, 0);
+        // A token of padding sees itself.
+        self.start.extend((0u32..).take(self.sequence));
+    }
+
+    /// Number of sequences.
+    pub fn sequences(&self) -> usize {
+        self.ids.len() / self.sequence
+    }
+
+    /// The contiguous part of rank `rank` of `ranks` in micro-step `step`, of micro-steps of `micro` sequences in all.
+    pub fn share(&self, micro: usize, step: usize, rank: usize, ranks: usize) -> Share<'_> {
+        let own = micro / ranks * self.sequence;
+        let from = step * micro * self.sequence + rank * own;
+        let part = |all| -> &[u32] { &<[u32]>::as_ref(all)[from..from + own] };
+        Share {
+            ids: part(&self.ids),
+            targets: part(&self.targets),
+            positions: part(&self.positions),
+            start: part(&self.start),
+        }
+    }
+}

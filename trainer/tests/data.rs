@@ -1,0 +1,187 @@
+//! Text to batches: packing, order, split, and what is refused.
+
+use std::sync::Arc;
+
+use dropless::config::DataConfig;
+use dropless::data::{Batch, Corpus, Position, Stream, validation};
+use dropless_core::ops::NONE;
+
+/// One document of the ids 0.. whose stream, end token included, has `tokens` tokens.
+fn counting(tokens: u32) -> Arc<Corpus> {
+    Arc::new(Corpus::from_ids(&[(0..tokens - 1).collect()], 999, 1000).unwrap())
+}
+
+/// The first ids of the next `n` sequences.
+fn firsts(stream: &mut Stream, n: usize) -> Vec<u32> {
+    let batch = stream.next_batch(n);
+    batch.ids.chunks(batch.sequence).map(|ids| ids[0]).collect()
+}
+
+#[test]
+fn b243_packed_documents_restart_positions_and_see_only_themselves() {
+    // [1 2 |] [3 |] with end token 0; the sequence has 5 tokens, and one more is there to be predicted.
+    let corpus = Corpus::from_ids(&[vec![1, 2], vec![3], vec![4]], 0, 10).unwrap();
+    let batch = validation(&corpus, 5, 1).unwrap().next().unwrap();
+    assert_eq!(batch.ids, [1, 2, 0, 3, 0]);
+    assert_eq!(batch.positions, [0, 1, 2, 0, 1]);
+    assert_eq!(batch.start, [0, 0, 0, 3, 3]);
+    assert_eq!(batch.targets, [2, 0, NONE, 0, NONE], "an end token predicts nothing");
+    assert_eq!(batch.valid, 3);
+}
+
+#[test]
+fn b240_short_texts_are_refused_and_no_window_passes_the_end() {
+    let sequence = 8;
+    let stream = |tokens| Stream::new(counting(tokens), sequence, 1, Position::default());
+    for tokens in [1, 5, 8] {
+        let message = stream(tokens).unwrap_err().to_string();
+        assert!(message.contains(&format!("has {tokens} tokens")) && message.contains("needs 9"), "{message}");
+    }
+    let empty = Arc::new(Corpus::from_bytes([]));
+    assert!(Stream::new(empty, sequence, 1, Position::default()).unwrap_err().to_string().contains("has 0 tokens"));
+    assert_eq!(firsts(&mut stream(9).unwrap(), 20), [0; 20], "9 tokens have one window");
+    let mut seen = firsts(&mut stream(10).unwrap(), 50);
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen, [0, 1], "10 tokens have windows at 0 and 1");
+}
+
+#[test]
+fn b241_ids_are_not_cut_and_too_large_ones_are_located() {
+    let corpus = Corpus::from_ids(&[vec![70000, 129279]], 1, 129280).unwrap();
+    assert_eq!(corpus.tokens(), [70000, 129279, 1]);
+    let message = Corpus::from_ids(&[vec![1], vec![2, 129280]], 1, 129280).unwrap_err().to_string();
+    assert!(message.contains("document 1, position 1") && message.contains("129280"), "{message}");
+}
+
+#[test]
+fn b190_a_walk_goes_on_exactly_where_it_stopped() {
+    // Ten windows an epoch, give or take the phase; three epochs in batches of two.
+    let corpus = counting(42);
+    let new = |position| Stream::new(corpus.clone(), 4, 7, position).unwrap();
+    let mut whole = new(Position::default());
+    let uninterrupted: Vec<Batch> = (0..15).map(|_| whole.next_batch(2)).collect();
+    for stop in 0..15 {
+        let mut first = new(Position::default());
+        let mut batches: Vec<Batch> = (0..stop).map(|_| first.next_batch(2)).collect();
+        let mut second = new(first.position());
+        batches.extend((stop..15).map(|_| second.next_batch(2)));
+        assert_eq!(batches, uninterrupted, "stopped after {stop} batches");
+    }
+}
+
+#[test]
+fn b190_each_epoch_sees_each_window_once_in_an_order_of_its_own() {
+    let corpus = counting(401);
+    let mut stream = Stream::new(corpus, 4, 7, Position::default()).unwrap();
+    let mut orders = Vec::new();
+    for epoch in 0..3 {
+        let mut order = Vec::new();
+        while stream.position().epoch == epoch {
+            order.extend(firsts(&mut stream, 1));
+        }
+        let phase = *order.iter().min().unwrap();
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..sorted.len() as u32).map(|i| phase + 4 * i).collect::<Vec<_>>());
+        assert!(sorted.len() >= 99);
+        assert_ne!(order, sorted, "shuffled");
+        orders.push(order);
+    }
+    assert_ne!(orders[0], orders[1]);
+}
+
+#[test]
+fn another_seed_is_another_order() {
+    let order = |seed| firsts(&mut Stream::new(counting(401), 4, seed, Position::default()).unwrap(), 50);
+    assert_eq!(order(1), order(1));
+    assert_ne!(order(1), order(2));
+}
+
+#[test]
+fn a_position_outside_the_text_is_refused() {
+    let message = Stream::new(counting(42), 4, 7, Position { epoch: 0, index: 11 }).unwrap_err().to_string();
+    assert!(message.contains("sequence 11 of epoch 0"), "{message}");
+}
+
+#[test]
+fn b190_ranks_share_a_batch_without_overlap_whatever_their_number() {
+    let batch = Stream::new(counting(401), 4, 7, Position::default()).unwrap().next_batch(16);
+    for ranks in [1, 2, 4] {
+        let mut ids = Vec::new();
+        for step in 0..2 {
+            for rank in 0..ranks {
+                ids.extend(batch.share(8, step, rank, ranks).ids);
+            }
+        }
+        assert_eq!(ids, batch.ids, "{ranks} ranks");
+    }
+}
+
+#[test]
+fn validation_covers_the_text_once_and_pads_without_counting() {
+    let corpus = counting(42);
+    let batches: Vec<Batch> = validation(&corpus, 4, 3).unwrap().collect();
+    assert_eq!(batches.len(), 4);
+    assert!(batches.iter().all(|b| b.sequences() == 3 && b.ids.len() == 12));
+    let targets: Vec<u32> = batches.iter().flat_map(|b| b.targets.iter().copied()).filter(|&t| t != NONE).collect();
+    assert_eq!(targets, (1..41).collect::<Vec<u32>>());
+    assert_eq!(batches.iter().map(|b| b.valid).sum::<usize>(), targets.len());
+    assert_eq!(batches[3].start[4..8], [0, 1, 2, 3]);
+}
+
+fn data(train: &[&str], validation: &[&str]) -> DataConfig {
+    let strings = |s: &[&str]| s.iter().map(|s| (*s).to_owned()).collect();
+    DataConfig {
+        train: strings(train),
+        validation: strings(validation),
+        validation_fraction: 0.25,
+        tokenizer: dropless::config::Tokenizer::Byte,
+    }
+}
+
+#[test]
+fn files_are_read_in_order_and_split_without_overlap() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("b.txt"), "bbbbBB").unwrap();
+    std::fs::write(dir.path().join("a.txt"), "aaaaaaAA").unwrap();
+    std::fs::write(dir.path().join("empty.txt"), "").unwrap();
+    let all = format!("{}/*.txt", dir.path().display());
+    let text = |corpus: &Corpus| -> String {
+        corpus.tokens().iter().map(|&t| u8::try_from(t).map_or('|', char::from)).collect()
+    };
+    let (train, validation) = Corpus::load(&data(&[&all, &all], &[])).unwrap();
+    assert_eq!((text(&train), text(&validation)), ("aaaaaa|bbbbB|".into(), "AA|B|".into()));
+    let one = format!("{}/b.*", dir.path().display());
+    let (train, validation) = Corpus::load(&data(&[&all], &[&one])).unwrap();
+    assert_eq!((text(&train), text(&validation)), ("aaaaaaAA|bbbbBB|".into(), "bbbbBB|".into()));
+}
+
+#[test]
+fn missing_and_empty_text_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("empty.txt"), "").unwrap();
+    let refuse = |pattern: &str| Corpus::load(&data(&[pattern], &[])).unwrap_err().to_string();
+    let missing = format!("{}/*.md", dir.path().display());
+    assert!(refuse(&missing).contains("*.md\" matches no file"));
+    assert!(refuse(&format!("{}/*.txt", dir.path().display())).contains("the training text is empty"));
+    assert!(refuse("a***").contains("pattern \"a***\""));
+}
+
+#[test]
+fn the_embedded_corpus_is_this_repository() {
+    let (train, validation) = Corpus::load(&data(&[], &[])).unwrap();
+    let bytes: Vec<u8> = train.tokens().iter().filter_map(|&t| u8::try_from(t).ok()).collect();
+    let text = String::from_utf8_lossy(&bytes);
+    assert!(text.contains("The one trait that a device implements"));
+    assert!(text.contains("This repository's own text, by name"));
+    assert!(validation.tokens().len() > 1000);
+}
+
+#[test]
+fn entropy_is_that_of_the_byte_frequencies() {
+    let entropy = |text: &str| Corpus::from_bytes([text.as_bytes().to_vec()]).unigram_entropy();
+    assert_eq!(entropy("aaaa"), 0.0);
+    assert!((entropy("abab") - 2f64.ln()).abs() < 1e-15);
+    assert!((entropy("abcdefgh") - 8f64.ln()).abs() < 1e-15);
+}
