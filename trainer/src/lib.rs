@@ -6,8 +6,8 @@
 pub mod config;
 pub mod data;
 pub mod error;
-pub mod model;
 pub mod init;
+pub mod model;
 pub mod options;
 pub mod sample;
 pub mod schedule;

@@ -54,8 +54,13 @@ mod tests {
 
     #[test]
     fn cosine_goes_from_the_peak_through_the_middle_to_the_end() {
-        let config =
-            config(&["warmup_steps=10", "steps=110", "learning_rate=3e-3", "min_learning_rate=1e-3", "schedule=cosine"]);
+        let config = config(&[
+            "warmup_steps=10",
+            "steps=110",
+            "learning_rate=3e-3",
+            "min_learning_rate=1e-3",
+            "schedule=cosine",
+        ]);
         assert_eq!(learning_rate(&config, 10), 3e-3);
         assert_eq!(learning_rate(&config, 60), 2e-3);
         assert_eq!(learning_rate(&config, 110), 1e-3);

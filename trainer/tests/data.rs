@@ -108,7 +108,7 @@ fn a_position_outside_the_text_is_refused() {
 fn b190_ranks_share_a_batch_without_overlap_whatever_their_number() {
     let batch = Stream::new(counting(401), 4, 7, Position::default()).unwrap().next_batch(16);
     for ranks in [1, 2, 4] {
-        let mut ids = Vec::new();
+        let mut ids: Vec<u32> = Vec::new();
         for step in 0..2 {
             for rank in 0..ranks {
                 ids.extend(batch.share(8, step, rank, ranks).ids);
