@@ -1,4 +1,4 @@
-//! Copies, conversions and sums of whole tensors.
+//! Copies, conversions and sums of whole tensors. NUMERICS.md, "Row-wise ops".
 
 use crate::error::Result;
 use crate::ops::{Arg, DType, FLOAT, distinct, number};
@@ -17,7 +17,7 @@ pub struct Cast<'a> {
 }
 
 impl Cast<'_> {
-    pub(super) const OP: &'static str = "cast";
+    pub(crate) const OP: &'static str = "cast";
 
     pub(super) fn check(&self) -> Result<()> {
         Arg::new(Self::OP, "x", self.x).dtype(FLOAT)?;
@@ -43,7 +43,7 @@ pub struct Add<'a> {
 }
 
 impl Add<'_> {
-    pub(super) const OP: &'static str = "add";
+    pub(crate) const OP: &'static str = "add";
 
     pub(super) fn check(&self) -> Result<()> {
         Arg::new(Self::OP, "a", self.a).dtype(FLOAT)?;
@@ -55,6 +55,19 @@ impl Add<'_> {
             }
         }
         distinct(Self::OP, "out", self.out, &inputs)
+    }
+
+    /// Any number of elements.
+    #[inline(always)]
+    pub fn row(a: &[f32], b: &[f32], c: Option<&[f32]>, out: &mut [f32]) {
+        for ((o, a), b) in out.iter_mut().zip(a).zip(b) {
+            *o = a + b;
+        }
+        if let Some(c) = c {
+            for (o, c) in out.iter_mut().zip(c) {
+                *o += c;
+            }
+        }
     }
 }
 
@@ -68,7 +81,7 @@ pub struct Fill<'a> {
 }
 
 impl Fill<'_> {
-    pub(super) const OP: &'static str = "fill";
+    pub(crate) const OP: &'static str = "fill";
 
     pub(super) fn check(&self) -> Result<()> {
         let float = FLOAT.contains(&self.out.dtype());
@@ -101,7 +114,7 @@ pub struct CopyColumns<'a> {
 }
 
 impl CopyColumns<'_> {
-    pub(super) const OP: &'static str = "copy_columns";
+    pub(crate) const OP: &'static str = "copy_columns";
 
     pub(super) fn check(&self) -> Result<()> {
         Arg::new(Self::OP, "x", self.x).dtype(&[DType::F32, DType::Bf16, DType::U32])?;

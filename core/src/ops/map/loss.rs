@@ -1,18 +1,19 @@
-//! Cross-entropy of the next token, with its gradient.
+//! Cross-entropy of the next token, with its gradient. NUMERICS.md, "Row-wise ops".
 
 use crate::error::Result;
+use crate::numerics::{math, reduce};
 use crate::ops::{Arg, DType, distinct};
 use crate::tensor::Tensor;
 
-/// `loss = lse(logits) - logits[target]`, and `d_logits = (softmax(logits) - onehot(target)) * scale`.
+/// `loss = log(sum(exp(logits))) - logits[target]`, and `d_logits = (softmax(logits) - onehot(target)) * scale`.
 ///
 /// # Shape
 /// logits: `[tokens, vocabulary]`; targets: u32 `[tokens]` ([`crate::ops::NONE`]: loss 0, gradient 0); scale: f32 `[1]`
 /// (1 / valid tokens of the whole step); loss: f32 `[tokens]`, unscaled; d_logits: as logits (any float type).
 ///
 /// # Numerics
-/// max over the row, then s = row reduction of exp(x - max), `lse = max + log(s)`,
-/// `d = (exp(x - max) / s - [target]) * scale`.
+/// max over the row (NaN ignored), then s = row reduction of exp(x - max); `loss = log(s) - (x[target] - max)`, which
+/// does not cancel however large the logits are; `d = (exp(x - max) / s - [target]) * scale`.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropy<'a> {
     /// Logits.
@@ -28,7 +29,7 @@ pub struct CrossEntropy<'a> {
 }
 
 impl CrossEntropy<'_> {
-    pub(super) const OP: &'static str = "cross_entropy";
+    pub(crate) const OP: &'static str = "cross_entropy";
 
     pub(super) fn check(&self) -> Result<()> {
         let tokens = self.logits.rows();
@@ -44,5 +45,26 @@ impl CrossEntropy<'_> {
             distinct(Self::OP, "d_logits", d_logits, &inputs)?;
         }
         Ok(())
+    }
+
+    /// One row with a target: writes `exp(x - max)` to `exps`, and returns the loss and `s`.
+    #[inline(always)]
+    pub fn row(logits: &[f32], target: usize, exps: &mut [f32]) -> (f32, f32) {
+        let max = reduce::max(logits);
+        for (e, x) in exps.iter_mut().zip(logits) {
+            *e = math::exp(x - max);
+        }
+        let sum = reduce::row(exps.len(), |i| exps[i]);
+        (math::log(sum) - (logits[target] - max), sum)
+    }
+
+    /// Its gradient, from the exponentials and their sum, in place.
+    #[inline(always)]
+    pub fn grad_row(exps: &mut [f32], sum: f32, target: usize, scale: f32) {
+        let at_target = (exps[target] / sum - 1.0) * scale;
+        for e in exps.iter_mut() {
+            *e = *e / sum * scale;
+        }
+        exps[target] = at_target;
     }
 }

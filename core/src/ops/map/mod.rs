@@ -17,7 +17,7 @@ pub use loss::CrossEntropy;
 pub use norm::{RmsNorm, RmsNormGrad};
 pub use optimizer::{AdamW, BiasUpdate, ClipScale};
 pub use reduce::{SumRows, SumSquares, TreeSum};
-pub use rotary::{Mla, MlaGrad, MlaShape, Rotary};
+pub use rotary::{Angles, Mla, MlaGrad, MlaShape, Rotary};
 pub use rows::{Combine, EmbeddingGrad, GatherRows};
 pub use swiglu::{Swiglu, SwigluGrad};
 

@@ -1,6 +1,7 @@
-//! RMSNorm (arXiv 1910.07467) and its gradient.
+//! RMSNorm (arXiv 1910.07467) and its gradient. NUMERICS.md, "Row-wise ops".
 
 use crate::error::Result;
+use crate::numerics::reduce;
 use crate::ops::{Arg, DType, FLOAT, distinct, number};
 use crate::tensor::Tensor;
 
@@ -26,7 +27,7 @@ pub struct RmsNorm<'a> {
 }
 
 impl RmsNorm<'_> {
-    pub(super) const OP: &'static str = "rms_norm";
+    pub(crate) const OP: &'static str = "rms_norm";
 
     pub(super) fn check(&self) -> Result<()> {
         let (rows, cols) = (self.x.rows(), self.x.cols());
@@ -37,6 +38,17 @@ impl RmsNorm<'_> {
         distinct(Self::OP, "out", self.out, &[self.x, self.weight, self.rstd])?;
         distinct(Self::OP, "rstd", self.rstd, &[self.x, self.weight])
     }
+
+    /// One row; returns its rstd.
+    #[inline(always)]
+    pub fn row(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> f32 {
+        let mean = reduce::row(x.len(), |i| x[i] * x[i]) / x.len() as f32;
+        let rstd = 1.0 / (mean + eps).sqrt();
+        for ((o, x), w) in out.iter_mut().zip(x).zip(weight) {
+            *o = (x * rstd) * w;
+        }
+        rstd
+    }
 }
 
 /// The gradients of [`RmsNorm`].
@@ -46,8 +58,8 @@ impl RmsNorm<'_> {
 /// shards of the gradient), **added to**.
 ///
 /// # Numerics
-/// With g = dy * weight and c = (row sum of g * x) / cols: `dx = rstd * (g - x * (rstd * rstd * c))` (plus `residual`,
-/// added before the one rounding); `d_weight += column sum of dy * (x * rstd)` by the token-sum rule.
+/// With g = dy * weight and c = (row reduction of g * x) / cols: `dx = rstd * (g - x * ((rstd * rstd) * c))` (plus
+/// `residual`, added before the one rounding); `d_weight += column sum of dy * (x * rstd)` by the token-sum rule.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormGrad<'a> {
     /// Gradient of the result.
@@ -67,7 +79,7 @@ pub struct RmsNormGrad<'a> {
 }
 
 impl RmsNormGrad<'_> {
-    pub(super) const OP: &'static str = "rms_norm_grad";
+    pub(crate) const OP: &'static str = "rms_norm_grad";
 
     pub(super) fn check(&self) -> Result<()> {
         let (rows, cols) = (self.x.rows(), self.x.cols());
@@ -94,5 +106,29 @@ impl RmsNormGrad<'_> {
         distinct(Self::OP, "d_weight", self.d_weight, &inputs)?;
         inputs.push(self.d_weight);
         distinct(Self::OP, "dx", self.dx, &inputs)
+    }
+
+    /// The gradient of one row.
+    #[inline(always)]
+    pub fn row(dy: &[f32], x: &[f32], weight: &[f32], rstd: f32, residual: Option<&[f32]>, dx: &mut [f32]) {
+        let (dy, weight) = (&dy[..x.len()], &weight[..x.len()]);
+        let c = reduce::row(x.len(), |i| (dy[i] * weight[i]) * x[i]) / x.len() as f32;
+        let along = (rstd * rstd) * c;
+        for (((dx, dy), x), w) in dx.iter_mut().zip(dy).zip(x).zip(weight) {
+            *dx = rstd * (dy * w - x * along);
+        }
+        if let Some(residual) = residual {
+            for (dx, r) in dx.iter_mut().zip(residual) {
+                *dx += r;
+            }
+        }
+    }
+
+    /// What one row contributes to the gradient of the gain.
+    #[inline(always)]
+    pub fn weight_row(dy: &[f32], x: &[f32], rstd: f32, terms: &mut [f32]) {
+        for ((t, dy), x) in terms.iter_mut().zip(dy).zip(x) {
+            *t = dy * (x * rstd);
+        }
     }
 }

@@ -1,4 +1,7 @@
-//! The optimizer: gradient norm, AdamW (arXiv 1711.05101), and the selection-bias update of DeepSeek-V3.
+//! The optimizer: gradient norm, AdamW (arXiv 1711.05101), and the selection-bias update of DeepSeek-V3. NUMERICS.md,
+//! "Optimizer".
+
+use std::cmp::Ordering;
 
 use crate::error::Result;
 use crate::ops::{Arg, DType, distinct, number};
@@ -23,13 +26,26 @@ pub struct ClipScale<'a> {
 }
 
 impl ClipScale<'_> {
-    pub(super) const OP: &'static str = "clip_scale";
+    pub(crate) const OP: &'static str = "clip_scale";
 
     pub(super) fn check(&self) -> Result<()> {
         Arg::new(Self::OP, "squares", self.squares).dtype(&[DType::F32])?;
         number(Self::OP, "max_norm", self.max_norm >= 0.0, "0 or more", self.max_norm)?;
         Arg::new(Self::OP, "out", self.out).dtype(&[DType::F32])?.len(2, "norm and factor")?;
         distinct(Self::OP, "out", self.out, &[self.squares])
+    }
+
+    /// Norm and factor.
+    pub fn norm_and_factor(squares: &[f32], max_norm: f32) -> [f32; 2] {
+        let norm = squares.iter().fold(0.0f32, |sum, square| sum + square).sqrt();
+        let factor = if norm.is_nan() {
+            norm
+        } else if max_norm > 0.0 && norm > max_norm {
+            max_norm / norm
+        } else {
+            1.0
+        };
+        [norm, factor]
     }
 }
 
@@ -69,7 +85,7 @@ pub struct AdamW<'a> {
 }
 
 impl AdamW<'_> {
-    pub(super) const OP: &'static str = "adamw";
+    pub(crate) const OP: &'static str = "adamw";
 
     pub(super) fn check(&self) -> Result<()> {
         let len = self.param.len();
@@ -89,6 +105,20 @@ impl AdamW<'_> {
             Arg::new(Self::OP, "half", half).dtype(&[DType::Bf16])?.len(len, "as param")?;
         }
         Ok(())
+    }
+
+    /// Any number of parameters; `clip` is the factor, `step` the rate and the two corrections.
+    #[inline(always)]
+    pub fn update(&self, clip: f32, step: [f32; 3], grad: &[f32], param: &mut [f32], m: &mut [f32], v: &mut [f32]) {
+        let (beta1, beta2, [rate, c1, c2]) = (self.beta1, self.beta2, step);
+        for (((g, p), m), v) in grad.iter().zip(param).zip(m).zip(v) {
+            let g = g * clip;
+            *m = beta1.mul_add(*m, (1.0 - beta1) * g);
+            *v = beta2.mul_add(*v, ((1.0 - beta2) * g) * g);
+            let u = (*m / c1) / ((*v / c2).sqrt() + self.eps);
+            let decayed = *p - rate * (self.decay * *p);
+            *p = decayed - rate * u;
+        }
     }
 }
 
@@ -110,7 +140,7 @@ pub struct BiasUpdate<'a> {
 }
 
 impl BiasUpdate<'_> {
-    pub(super) const OP: &'static str = "bias_update";
+    pub(crate) const OP: &'static str = "bias_update";
 
     pub(super) fn check(&self) -> Result<()> {
         let experts = self.bias.len();
@@ -124,5 +154,19 @@ impl BiasUpdate<'_> {
             self.counts.cols(),
         )?;
         distinct(Self::OP, "bias", self.bias, &[self.counts])
+    }
+
+    /// All experts: `counts` is `[parts, bias.len()]`.
+    pub fn update(counts: &[u32], rate: f32, bias: &mut [f32]) {
+        let experts = bias.len();
+        let total: u64 = counts.iter().map(|&c| u64::from(c)).sum();
+        for (e, bias) in bias.iter_mut().enumerate() {
+            let count: u64 = counts.iter().skip(e).step_by(experts).map(|&c| u64::from(c)).sum();
+            match (count * experts as u64).cmp(&total) {
+                Ordering::Less => *bias += rate,
+                Ordering::Equal => {}
+                Ordering::Greater => *bias -= rate,
+            }
+        }
     }
 }

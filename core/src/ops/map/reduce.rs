@@ -1,6 +1,7 @@
 //! Sums over tokens, shards and parameters, each in one fixed order. NUMERICS.md, "Sums".
 
 use crate::error::Result;
+use crate::numerics::reduce;
 use crate::ops::{Arg, DType, FLOAT, distinct, number};
 use crate::tensor::Tensor;
 
@@ -18,7 +19,7 @@ pub struct SumRows<'a> {
 }
 
 impl SumRows<'_> {
-    pub(super) const OP: &'static str = "sum_rows";
+    pub(crate) const OP: &'static str = "sum_rows";
 
     pub(super) fn check(&self) -> Result<()> {
         Arg::new(Self::OP, "x", self.x).dtype(FLOAT)?;
@@ -48,12 +49,18 @@ pub struct SumSquares<'a> {
 }
 
 impl SumSquares<'_> {
-    pub(super) const OP: &'static str = "sum_squares";
+    pub(crate) const OP: &'static str = "sum_squares";
 
     pub(super) fn check(&self) -> Result<()> {
         Arg::new(Self::OP, "x", self.x).dtype(FLOAT)?;
         Arg::new(Self::OP, "out", self.out).dtype(&[DType::F32])?.len(self.x.rows(), "one for each row")?;
         distinct(Self::OP, "out", self.out, &[self.x])
+    }
+
+    /// One row.
+    #[inline(always)]
+    pub fn row(x: &[f32]) -> f32 {
+        reduce::row(x.len(), |i| x[i] * x[i])
     }
 }
 
@@ -70,7 +77,7 @@ pub struct TreeSum<'a> {
 }
 
 impl TreeSum<'_> {
-    pub(super) const OP: &'static str = "tree_sum";
+    pub(crate) const OP: &'static str = "tree_sum";
 
     pub(super) fn check(&self) -> Result<()> {
         Arg::new(Self::OP, "parts", self.parts).dtype(&[DType::F32])?;

@@ -1,5 +1,5 @@
 //! Rotary position embedding (arXiv 2104.09864), and the assembly of queries, keys and values of multi-head latent
-//! attention (arXiv 2405.04434, section 2.1).
+//! attention (arXiv 2405.04434, section 2.1). NUMERICS.md, "Row-wise ops".
 
 use crate::error::Result;
 use crate::ops::{Arg, DType, FLOAT, distinct, number};
@@ -106,6 +106,33 @@ pub struct Rotary<'a> {
     pub out: &'a Tensor,
 }
 
+/// One position's row of the rotation tables.
+#[derive(Clone, Copy, Debug)]
+pub struct Angles<'a> {
+    /// Cosines.
+    pub cos: &'a [f32],
+    /// Sines.
+    pub sin: &'a [f32],
+}
+
+/// Rotates neighbouring pairs.
+#[inline(always)]
+fn rotate_pairs(x: &mut [f32], table: Angles<'_>) {
+    for (pair, (c, s)) in x.as_chunks_mut().0.iter_mut().zip(table.cos.iter().zip(table.sin)) {
+        let [a, b] = *pair;
+        *pair = [a * c - b * s, b * c + a * s];
+    }
+}
+
+/// Rotates neighbouring pairs back.
+#[inline(always)]
+fn unrotate_pairs(x: &mut [f32], table: Angles<'_>) {
+    for (pair, (c, s)) in x.as_chunks_mut().0.iter_mut().zip(table.cos.iter().zip(table.sin)) {
+        let [a, b] = *pair;
+        *pair = [a * c + b * s, b * c - a * s];
+    }
+}
+
 /// Checks a rotation table for `rope` rotated elements.
 fn check_table(
     op: &'static str,
@@ -143,7 +170,7 @@ fn check_rows(
 }
 
 impl Mla<'_> {
-    pub(super) const OP: &'static str = "mla";
+    pub(crate) const OP: &'static str = "mla";
 
     pub(super) fn check(&self) -> Result<()> {
         let MlaShape { heads, nope, rope, v } = self.shape;
@@ -161,10 +188,26 @@ impl Mla<'_> {
             &[("q", self.q, heads * (nope + rope)), ("k", self.k, heads * (nope + rope)), ("v", self.v, heads * v)],
         )
     }
+
+    /// One token: its `q_in`, `kv` and `k_rope`, and its row of the tables.
+    #[inline(always)]
+    pub fn row(shape: MlaShape, [q_in, kv, k_rope]: [&[f32]; 3], table: Angles<'_>, [q, k, v]: [&mut [f32]; 3]) {
+        let MlaShape { heads, nope, rope, v: v_dim } = shape;
+        for head in 0..heads {
+            let (at, kv_at) = (head * (nope + rope), head * (nope + v_dim));
+            let rotary = at + nope..at + nope + rope;
+            q[at..rotary.end].copy_from_slice(&q_in[at..rotary.end]);
+            rotate_pairs(&mut q[rotary.clone()], table);
+            k[at..at + nope].copy_from_slice(&kv[kv_at..kv_at + nope]);
+            k[rotary.clone()].copy_from_slice(k_rope);
+            rotate_pairs(&mut k[rotary], table);
+            v[head * v_dim..(head + 1) * v_dim].copy_from_slice(&kv[kv_at + nope..kv_at + nope + v_dim]);
+        }
+    }
 }
 
 impl MlaGrad<'_> {
-    pub(super) const OP: &'static str = "mla_grad";
+    pub(crate) const OP: &'static str = "mla_grad";
 
     pub(super) fn check(&self) -> Result<()> {
         let MlaShape { heads, nope, rope, v } = self.shape;
@@ -186,10 +229,37 @@ impl MlaGrad<'_> {
             ],
         )
     }
+
+    /// One token: its `d_q`, `d_k` and `d_v`, and its row of the tables.
+    #[inline(always)]
+    pub fn row(
+        shape: MlaShape,
+        [d_q, d_k, d_v]: [&[f32]; 3],
+        table: Angles<'_>,
+        [d_q_in, d_kv, d_k_rope]: [&mut [f32]; 3],
+    ) {
+        let MlaShape { heads, nope, rope, v: v_dim } = shape;
+        for head in 0..heads {
+            let (at, kv_at) = (head * (nope + rope), head * (nope + v_dim));
+            let rotary = at + nope..at + nope + rope;
+            d_q_in[at..rotary.end].copy_from_slice(&d_q[at..rotary.end]);
+            unrotate_pairs(&mut d_q_in[rotary.clone()], table);
+            d_kv[kv_at..kv_at + nope].copy_from_slice(&d_k[at..at + nope]);
+            d_kv[kv_at + nope..kv_at + nope + v_dim].copy_from_slice(&d_v[head * v_dim..(head + 1) * v_dim]);
+            if head == 0 {
+                d_k_rope.copy_from_slice(&d_k[rotary]);
+            } else {
+                for (sum, d) in d_k_rope.iter_mut().zip(&d_k[rotary]) {
+                    *sum += d;
+                }
+            }
+        }
+        unrotate_pairs(d_k_rope, table);
+    }
 }
 
 impl Rotary<'_> {
-    pub(super) const OP: &'static str = "rotary";
+    pub(crate) const OP: &'static str = "rotary";
 
     pub(super) fn check(&self) -> Result<()> {
         let tokens = self.x.rows();
@@ -198,5 +268,20 @@ impl Rotary<'_> {
         number(Self::OP, "x", dim > 0 && cols.is_multiple_of(dim), &format!("heads of {dim} columns"), cols)?;
         check_table(Self::OP, tokens, self.positions, self.cos, self.sin, dim)?;
         check_rows(Self::OP, tokens, self.x.dtype(), &[("x", self.x, cols)], &[("out", self.out, cols)])
+    }
+
+    /// The heads of one token, with its row of the tables.
+    #[inline(always)]
+    pub fn row(x: &[f32], table: Angles<'_>, inverse: bool, out: &mut [f32]) {
+        let half = table.cos.len();
+        for (x, out) in x.chunks_exact(2 * half).zip(out.chunks_exact_mut(2 * half)) {
+            let (a, b) = x.split_at(half);
+            let (out_a, out_b) = out.split_at_mut(half);
+            for ((((oa, ob), a), b), (c, s)) in
+                out_a.iter_mut().zip(out_b).zip(a).zip(b).zip(table.cos.iter().zip(table.sin))
+            {
+                (*oa, *ob) = if inverse { (a * c + b * s, b * c - a * s) } else { (a * c - b * s, b * c + a * s) };
+            }
+        }
     }
 }

@@ -20,7 +20,7 @@ pub struct GatherRows<'a> {
 }
 
 impl GatherRows<'_> {
-    pub(super) const OP: &'static str = "gather_rows";
+    pub(crate) const OP: &'static str = "gather_rows";
 
     pub(super) fn check(&self) -> Result<()> {
         let cols = self.x.cols();
@@ -65,7 +65,7 @@ pub struct Combine<'a> {
 }
 
 impl Combine<'_> {
-    pub(super) const OP: &'static str = "combine";
+    pub(crate) const OP: &'static str = "combine";
 
     pub(super) fn check(&self) -> Result<()> {
         let (rows, cols, k) = (self.out.rows(), self.out.cols(), self.slots.cols());
@@ -109,7 +109,7 @@ pub struct EmbeddingGrad<'a> {
 }
 
 impl EmbeddingGrad<'_> {
-    pub(super) const OP: &'static str = "embedding_grad";
+    pub(crate) const OP: &'static str = "embedding_grad";
 
     pub(super) fn check(&self) -> Result<()> {
         let (tokens, cols) = (self.dy.rows(), self.dy.cols());

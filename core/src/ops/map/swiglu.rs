@@ -1,6 +1,7 @@
-//! SwiGLU (arXiv 2002.05202) with an optional weight for each row, and its gradient.
+//! SwiGLU (arXiv 2002.05202) with an optional weight for each row, and its gradient. NUMERICS.md, "Row-wise ops".
 
 use crate::error::Result;
+use crate::numerics::{math, reduce};
 use crate::ops::{Arg, DType, FLOAT, distinct};
 use crate::tensor::Tensor;
 
@@ -27,7 +28,7 @@ pub struct Swiglu<'a> {
 }
 
 impl Swiglu<'_> {
-    pub(super) const OP: &'static str = "swiglu";
+    pub(crate) const OP: &'static str = "swiglu";
 
     pub(super) fn check(&self) -> Result<()> {
         let rows = self.gate_up.rows();
@@ -37,6 +38,15 @@ impl Swiglu<'_> {
         inputs.extend(self.limit);
         Arg::new(Self::OP, "out", self.out).len(rows * width, "[rows, i]")?;
         distinct(Self::OP, "out", self.out, &inputs)
+    }
+
+    /// One row. A weight of 1 has the bits of no weight.
+    #[inline(always)]
+    pub fn row(gate_up: &[f32], weight: f32, out: &mut [f32]) {
+        let (gate, up) = gate_up.split_at(out.len());
+        for ((o, &g), u) in out.iter_mut().zip(gate).zip(up) {
+            *o = (math::silu(g) * u) * weight;
+        }
     }
 }
 
@@ -66,7 +76,7 @@ pub struct SwigluGrad<'a> {
 }
 
 impl SwigluGrad<'_> {
-    pub(super) const OP: &'static str = "swiglu_grad";
+    pub(crate) const OP: &'static str = "swiglu_grad";
 
     pub(super) fn check(&self) -> Result<()> {
         let rows = self.gate_up.rows();
@@ -90,6 +100,27 @@ impl SwigluGrad<'_> {
             inputs.push(d_weight);
         }
         distinct(Self::OP, "d_gate_up", self.d_gate_up, &inputs)
+    }
+
+    /// One row; returns the gradient of its weight.
+    #[inline(always)]
+    pub fn row(gate_up: &[f32], weight: f32, d_out: &[f32], d_gate_up: &mut [f32]) -> f32 {
+        let width = d_out.len();
+        let (gate, up) = gate_up.split_at(width);
+        let (d_gate, d_up) = d_gate_up.split_at_mut(width);
+        // Until the last loop, d_gate holds s and d_up holds h, so that each exponential is taken once.
+        for ((s, h), &g) in d_gate.iter_mut().zip(d_up.iter_mut()).zip(gate) {
+            *s = math::sigmoid(g);
+            *h = math::silu(g);
+        }
+        let (h, u) = (&d_up[..width], &up[..width]);
+        let d_weight = reduce::row(width, |i| d_out[i] * (h[i] * u[i]));
+        for ((((d_gate, d_up), &g), u), d_out) in d_gate.iter_mut().zip(d_up).zip(gate).zip(up).zip(d_out) {
+            let (s, h, d) = (*d_gate, *d_up, d_out * weight);
+            *d_gate = (d * u) * (s * (1.0 + g * (1.0 - s)));
+            *d_up = d * h;
+        }
+        d_weight
     }
 }
 
