@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{RecursiveRwLock, RecursiveRwLockReadGuard, RecursiveRwLockWriteGuard};
 use rayon::prelude::*;
 
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ use crate::tensor::{DType, Memory, Tensor};
 
 /// The words of a buffer.
 #[derive(Debug)]
-pub(super) struct Buffer(RwLock<Vec<u32>>);
+pub(super) struct Buffer(RecursiveRwLock<Vec<u32>>);
 
 /// What a new buffer holds, so that a read of memory that nothing wrote shows: a NaN in every float type.
 const UNDEFINED: u32 = 0xFFFF_FFFF;
@@ -31,7 +31,7 @@ pub(super) fn alloc(dtype: DType, shape: &[usize], memory: Memory, available: u6
     let mut buffer = Vec::new();
     buffer.try_reserve_exact(words).map_err(|_| capacity("the system refused"))?;
     buffer.resize(words, UNDEFINED);
-    Ok(Tensor::from_storage(Arc::new(Buffer(RwLock::new(buffer))), shape, dtype, memory))
+    Ok(Tensor::from_storage(Arc::new(Buffer(RecursiveRwLock::new(buffer))), shape, dtype, memory))
 }
 
 fn buffer<'a>(op: &'static str, tensor: &'a Tensor) -> Result<&'a Buffer> {
@@ -40,7 +40,7 @@ fn buffer<'a>(op: &'static str, tensor: &'a Tensor) -> Result<&'a Buffer> {
 
 /// A tensor locked for reading.
 pub(super) struct Input<'a> {
-    words: RwLockReadGuard<'a, Vec<u32>>,
+    words: RecursiveRwLockReadGuard<'a, Vec<u32>>,
     from: usize,
     len: usize,
     dtype: DType,
@@ -48,7 +48,7 @@ pub(super) struct Input<'a> {
 
 /// A tensor locked for writing.
 pub(super) struct Output<'a> {
-    words: RwLockWriteGuard<'a, Vec<u32>>,
+    words: RecursiveRwLockWriteGuard<'a, Vec<u32>>,
     from: usize,
     len: usize,
     dtype: DType,
@@ -164,6 +164,15 @@ pub(super) enum Floats<'a> {
 }
 
 impl<'a> Floats<'a> {
+    /// Number of elements.
+    #[inline(always)]
+    pub(super) fn len(self) -> usize {
+        match self {
+            Floats::F32(x) => x.len(),
+            Floats::Bf16(x) => x.len(),
+        }
+    }
+
     /// Element i.
     #[inline(always)]
     pub(super) fn get(self, i: usize) -> f32 {
@@ -187,20 +196,46 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// Row r of rows of `cols` elements: the slice itself, or converted in `scratch`.
+    /// Adds the elements from `from` on to `sums`.
+    #[inline(always)]
+    pub(super) fn add_to(self, from: usize, sums: &mut [f32]) {
+        match self {
+            Floats::F32(x) => {
+                for (sum, x) in sums.iter_mut().zip(&x[from..]) {
+                    *sum += x;
+                }
+            }
+            Floats::Bf16(x) => {
+                for (sum, &code) in sums.iter_mut().zip(&x[from..]) {
+                    *sum += bf16::to_f32(code);
+                }
+            }
+        }
+    }
+
+    /// The `len` elements from `from` on: the slice itself, or converted in `scratch`.
+    #[inline(always)]
+    pub(super) fn span<'b>(self, from: usize, len: usize, scratch: &'b mut Vec<f32>) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        match self {
+            Floats::F32(x) => &x[from..from + len],
+            Floats::Bf16(_) => {
+                scratch.resize(len, 0.0);
+                self.load(from, scratch);
+                scratch
+            }
+        }
+    }
+
+    /// Row r of rows of `cols` elements, as [`span`](Floats::span).
     #[inline(always)]
     pub(super) fn row<'b>(self, r: usize, cols: usize, scratch: &'b mut Vec<f32>) -> &'b [f32]
     where
         'a: 'b,
     {
-        match self {
-            Floats::F32(x) => &x[r * cols..(r + 1) * cols],
-            Floats::Bf16(_) => {
-                scratch.resize(cols, 0.0);
-                self.load(r * cols, scratch);
-                scratch
-            }
-        }
+        self.span(r * cols, cols, scratch)
     }
 }
 
@@ -211,7 +246,48 @@ pub(super) enum FloatsMut<'a> {
     Bf16(&'a mut [u16]),
 }
 
-impl FloatsMut<'_> {
+impl<'a> FloatsMut<'a> {
+    /// Number of elements.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            FloatsMut::F32(out) => out.len(),
+            FloatsMut::Bf16(out) => out.len(),
+        }
+    }
+
+    /// The elements in pieces of `len`, the last one shorter, for several threads to write.
+    pub(super) fn pieces(self, len: usize) -> Vec<FloatsMut<'a>> {
+        match self {
+            FloatsMut::F32(out) => out.chunks_mut(len.max(1)).map(FloatsMut::F32).collect(),
+            FloatsMut::Bf16(out) => out.chunks_mut(len.max(1)).map(FloatsMut::Bf16).collect(),
+        }
+    }
+
+    /// Calls `write` with row r of rows of `cols` elements, or with `scratch` of that length that is then rounded into
+    /// it. `write` must set every element.
+    #[inline(always)]
+    pub(super) fn row(&mut self, r: usize, cols: usize, scratch: &mut Vec<f32>, write: impl FnOnce(&mut [f32])) {
+        let values = match self {
+            FloatsMut::F32(out) => &mut out[r * cols..(r + 1) * cols],
+            FloatsMut::Bf16(_) => {
+                scratch.resize(cols, 0.0);
+                &mut scratch[..]
+            }
+        };
+        write(values);
+        if let FloatsMut::Bf16(_) = self {
+            self.store(r * cols, scratch);
+        }
+    }
+
+    /// The first `len` elements.
+    pub(super) fn first(self, len: usize) -> FloatsMut<'a> {
+        match self {
+            FloatsMut::F32(out) => FloatsMut::F32(&mut out[..len]),
+            FloatsMut::Bf16(out) => FloatsMut::Bf16(&mut out[..len]),
+        }
+    }
+
     /// Writes `values` from element `from` on.
     #[inline(always)]
     pub(super) fn store(&mut self, from: usize, values: &[f32]) {

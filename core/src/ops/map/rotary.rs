@@ -12,10 +12,18 @@ pub struct MlaShape {
     pub heads: usize,
     /// Elements of a query or key without position.
     pub nope: usize,
-    /// Elements with position (even).
+    /// Elements with position (even, above 0).
     pub rope: usize,
     /// Elements of a value.
     pub v: usize,
+}
+
+impl MlaShape {
+    fn check(self, op: &'static str) -> Result<Self> {
+        let MlaShape { heads, rope, v, .. } = self;
+        number(op, "shape", heads > 0 && rope > 0 && v > 0, "heads, rope and v above 0", format_args!("{self:?}"))?;
+        Ok(self)
+    }
 }
 
 /// Rotates the rotary part of the queries and of the shared key, and lays out queries, keys and values for attention.
@@ -173,7 +181,7 @@ impl Mla<'_> {
     pub(crate) const OP: &'static str = "mla";
 
     pub(super) fn check(&self) -> Result<()> {
-        let MlaShape { heads, nope, rope, v } = self.shape;
+        let MlaShape { heads, nope, rope, v } = self.shape.check(Self::OP)?;
         let tokens = self.q_in.rows();
         check_table(Self::OP, tokens, self.positions, self.cos, self.sin, rope)?;
         check_rows(
@@ -210,7 +218,7 @@ impl MlaGrad<'_> {
     pub(crate) const OP: &'static str = "mla_grad";
 
     pub(super) fn check(&self) -> Result<()> {
-        let MlaShape { heads, nope, rope, v } = self.shape;
+        let MlaShape { heads, nope, rope, v } = self.shape.check(Self::OP)?;
         let tokens = self.d_q.rows();
         check_table(Self::OP, tokens, self.positions, self.cos, self.sin, rope)?;
         check_rows(

@@ -1,0 +1,75 @@
+//! Cross-entropy on tiles of tokens.
+
+use rayon::prelude::*;
+
+use super::Simd;
+use super::indices;
+use crate::error::Result;
+use crate::host::memory::{self, Floats, FloatsMut};
+use crate::host::simd;
+use crate::ops::{CrossEntropy, NONE};
+
+pub(super) fn cross_entropy(op: &CrossEntropy<'_>, simd: Simd) -> Result<()> {
+    const OP: &str = CrossEntropy::OP;
+    let (logits, targets) = (memory::input(OP, op.logits)?, memory::input(OP, op.targets)?);
+    let scale = memory::input(OP, op.scale)?.f32()[0];
+    let (mut loss, mut d_logits) = (memory::output(OP, op.loss)?, memory::output_opt(OP, op.d_logits)?);
+    let (logits, targets, vocabulary) = (logits.floats(), targets.u32(), op.logits.cols());
+    indices::below(OP, "targets", targets, vocabulary, true)?;
+
+    let tile = memory::min_rows(vocabulary);
+    let loss = loss.f32().par_chunks_mut(tile).enumerate();
+    match &mut d_logits {
+        Some(d_logits) => {
+            loss.zip(d_logits.floats().pieces(tile * vocabulary)).for_each(|((t, loss), d)| {
+                simd::with(
+                    simd,
+                    #[inline(always)]
+                    || tile_of_tokens(logits, targets, scale, t * tile, loss, Some(d)),
+                )
+            });
+        }
+        None => loss.for_each(|(t, loss)| {
+            simd::with(
+                simd,
+                #[inline(always)]
+                || tile_of_tokens(logits, targets, scale, t * tile, loss, None),
+            )
+        }),
+    }
+    Ok(())
+}
+
+/// Tokens from `first` on, one for each element of `loss`.
+#[inline(always)]
+fn tile_of_tokens(
+    logits: Floats<'_>,
+    targets: &[u32],
+    scale: f32,
+    first: usize,
+    loss: &mut [f32],
+    d_logits: Option<FloatsMut<'_>>,
+) {
+    let vocabulary = logits.len() / targets.len();
+    let (mut d_logits, mut x, mut exps) = (d_logits, Vec::new(), Vec::new());
+    for (i, loss) in loss.iter_mut().enumerate() {
+        let (target, x) = (targets[first + i], logits.row(first + i, vocabulary, &mut x));
+        let mut token = |exps: &mut [f32]| {
+            if target == NONE {
+                *loss = 0.0;
+                exps.fill(0.0);
+            } else {
+                let (token_loss, sum) = CrossEntropy::row(x, target as usize, exps);
+                *loss = token_loss;
+                CrossEntropy::grad_row(exps, sum, target as usize, scale);
+            }
+        };
+        match &mut d_logits {
+            Some(d_logits) => d_logits.row(i, vocabulary, &mut exps, token),
+            None => {
+                exps.resize(vocabulary, 0.0);
+                token(&mut exps);
+            }
+        }
+    }
+}
