@@ -11,6 +11,7 @@ pub mod model;
 pub mod options;
 pub mod sample;
 pub mod schedule;
+pub mod train;
 
 pub use config::Config;
 pub use error::{Error, Result};

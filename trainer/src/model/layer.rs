@@ -7,8 +7,8 @@ use dropless_core::{Backend, DType, Tensor};
 use super::attention::{self, Attention, AttentionSaved, Context, Gain, Normed};
 use super::params::{Builder, Id, Params};
 use super::rope::Tables;
-use super::{Inputs, alloc, eps, policy, recipe, score, single, sum};
-use crate::config::{Activations, Config};
+use super::{Inputs, alloc, eps, policy, recipe, score, sum};
+use crate::config::{Activations, Config, single};
 use crate::error::Result;
 
 /// What becomes of a layer's activations.

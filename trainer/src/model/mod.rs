@@ -17,7 +17,7 @@ use dropless_core::nn::{Policy, Tokens, Weight};
 use dropless_core::ops::{Add, CopyColumns, EmbeddingGrad, Fill, GatherRows, Score};
 use dropless_core::{Backend, DType, Memory, Tensor};
 
-use crate::config::{self, Config, ModelConfig, ScoringFunc};
+use crate::config::{self, Config, ModelConfig, ScoringFunc, single};
 use crate::error::Result;
 
 use attention::Attention;
@@ -301,11 +301,6 @@ fn eps(model: &ModelConfig) -> f32 {
     single(model.rms_norm_eps)
 }
 
-/// A number of the configuration in the arithmetic of the ops.
-#[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest f32 is what is wanted")]
-pub(crate) fn single(x: f64) -> f32 {
-    x as f32
-}
 
 fn recipe(recipe: config::Recipe) -> dropless_core::moe::Recipe {
     use dropless_core::moe::Recipe;

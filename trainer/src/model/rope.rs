@@ -3,8 +3,7 @@
 
 use dropless_core::{Backend, DType, Tensor};
 
-use super::single;
-use crate::config::{ModelConfig, RopeScaling};
+use crate::config::{ModelConfig, RopeScaling, single};
 use crate::error::Result;
 
 /// Cosines and sines, f32 `[positions, rope / 2]`.

@@ -1,23 +1,15 @@
 //! A rank's share of a micro-step, brought to the device.
 
-use std::ops::Range;
-
 use dropless_core::ops::NONE;
 use dropless_core::{Backend, DType};
 
-use crate::data::Batch;
+use crate::config::single;
+use crate::data::{Batch, Share};
 use crate::error::Result;
-use crate::model::{Inputs, NextInputs, single};
-
-/// The sequences that rank `rank` of `ranks` takes from micro-step `micro` of `size` sequences.
-pub(super) fn share(micro: usize, size: usize, rank: usize, ranks: usize) -> Range<usize> {
-    let mine = size / ranks;
-    let first = micro * size + rank * mine;
-    first..first + mine
-}
+use crate::model::{Inputs, NextInputs};
 
 /// Targets of the multi-token-prediction module: the target of the next position of the same document.
-pub(super) fn next_targets(targets: &[u32], sequence: usize) -> Vec<u32> {
+fn next_targets(targets: &[u32], sequence: usize) -> Vec<u32> {
     (0..targets.len())
         .map(|t| match targets[t] {
             NONE => NONE,
@@ -27,58 +19,70 @@ pub(super) fn next_targets(targets: &[u32], sequence: usize) -> Vec<u32> {
         .collect()
 }
 
-/// The factors of the loss gradients of a whole step.
+/// The factors of the losses of a whole step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scales {
     /// 1 / (tokens with a target).
     pub(super) loss: f32,
-    /// Coefficient / (tokens with a target two ahead); None without a multi-token-prediction module.
-    pub(super) next: Option<f32>,
+    /// Of the multi-token-prediction module, if there is one.
+    pub(super) next: Option<NextScale>,
+}
+
+/// The factors of the multi-token-prediction loss.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NextScale {
+    /// 1 / (tokens with a target two ahead).
+    pub(super) mean: f32,
+    /// The same times the loss coefficient: the factor of the gradients.
+    gradient: f32,
 }
 
 impl Scales {
-    /// For a global batch; `next` is the coefficient of the multi-token-prediction loss.
-    pub(super) fn new(batch: &Batch, sequence: usize, next: Option<f64>) -> Scales {
-        let share = |coefficient: f64, targets: &[u32]| {
-            let valid = targets.iter().filter(|&&t| t != NONE).count();
-            single(coefficient / valid.max(1) as f64)
-        };
-        Scales {
-            loss: share(1.0, &batch.targets),
-            next: next.map(|coefficient| share(coefficient, &next_targets(&batch.targets, sequence))),
-        }
+    /// For a global batch; `next` is the coefficient of the multi-token-prediction loss, if there is such a module.
+    pub(super) fn new(batch: &Batch, next: Option<f64>) -> Scales {
+        let next = next.map(|coefficient| {
+            let targets = next_targets(&batch.targets, batch.sequence);
+            let valid = targets.iter().filter(|&&t| t != NONE).count().max(1) as f64;
+            NextScale { mean: single(1.0 / valid), gradient: single(coefficient / valid) }
+        });
+        Scales { loss: single(1.0 / batch.valid.max(1) as f64), next }
     }
 }
 
-/// Uploads some sequences of a batch.
-pub(super) fn upload(
-    backend: &dyn Backend,
-    batch: &Batch,
-    sequence: usize,
-    sequences: Range<usize>,
-    scales: Scales,
-) -> Result<Inputs> {
-    let tokens = sequences.start * sequence..sequences.end * sequence;
+/// Brings whole sequences of `sequence` tokens to the device.
+pub(super) fn upload(backend: &dyn Backend, share: Share<'_>, sequence: usize, scales: Scales) -> Result<Inputs> {
     let put = |values: &[u32]| backend.upload(DType::U32, &[values.len()], values);
-    let targets = &batch.targets[tokens.clone()];
     let scale = |s: f32| backend.upload(DType::F32, &[1], &[s]);
     let next = match scales.next {
         None => None,
         Some(next) => {
-            let ids: Vec<u32> = targets.iter().map(|&t| if t == NONE { 0 } else { t }).collect();
+            let ids: Vec<u32> = share.targets.iter().map(|&t| if t == NONE { 0 } else { t }).collect();
             Some(NextInputs {
                 ids: put(&ids)?,
-                targets: put(&next_targets(targets, sequence))?,
-                scale: scale(next)?,
+                targets: put(&next_targets(share.targets, sequence))?,
+                scale: scale(next.gradient)?,
             })
         }
     };
     Ok(Inputs {
-        ids: put(&batch.ids[tokens.clone()])?,
-        targets: put(targets)?,
-        positions: put(&batch.positions[tokens.clone()])?,
-        start: put(&batch.start[tokens])?,
+        ids: put(share.ids)?,
+        targets: put(share.targets)?,
+        positions: put(share.positions)?,
+        start: put(share.start)?,
         scale: scale(scales.loss)?,
         next,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_two_ahead_stay_inside_document_and_sequence() {
+        // Documents [1 2 3 end] [4 ...: the end token has no target, the token before it predicts the end.
+        let targets = [2, 3, 256, NONE, 5, 6, /* next sequence */ 8, 9, 10, 11, 12, 13];
+        let expected = [3, 256, NONE, NONE, 6, NONE, 9, 10, 11, 12, 13, NONE];
+        assert_eq!(next_targets(&targets, 6), expected);
+    }
 }

@@ -3,9 +3,10 @@
 use dropless_core::ops::{AdamW, AllToAll, BiasUpdate, ClipScale, GatherRows, SumRows, SumSquares, TreeSum};
 use dropless_core::{Backend, DType, Memory, Queue, Tensor};
 
-use crate::config::TrainConfig;
+use crate::config::{TrainConfig, single};
 use crate::error::Result;
-use crate::model::{Arena, Model, ROW, single};
+use crate::model::{Arena, Model, ROW};
+use crate::schedule;
 
 /// All ranks' values of one tensor, `[ranks, ...]`.
 pub(super) fn gather(backend: &dyn Backend, x: &Tensor) -> Result<Tensor> {
@@ -100,10 +101,9 @@ pub(super) fn update(
     gradients: &Gradients,
     counts: &[Tensor],
     step: u64,
-    learning_rate: f32,
 ) -> Result<()> {
-    let correction = |beta: f64| single(1.0 - libm::pow(beta, step as f64));
-    let numbers = [learning_rate, correction(train.beta1), correction(train.beta2)];
+    let [c1, c2] = schedule::bias_corrections(train, step);
+    let numbers = [schedule::learning_rate(train, step), c1, c2];
     let numbers = backend.upload(DType::F32, &[3], &numbers)?;
     let adamw = |arena: &Arena, grads: &Tensor, from: usize, to: usize, decay: f64| -> Result<()> {
         let half = arena.half.as_ref().map(|h| h.slice(from, to)).transpose()?;

@@ -5,7 +5,7 @@ use dropless_core::numerics::reduce::tree;
 use dropless_core::ops::{Add, Fill, SumRows};
 use dropless_core::{Backend, DType, Memory, Tensor};
 
-use super::inputs::{Scales, share, upload};
+use super::inputs::{Scales, upload};
 use super::optimizer::{self, Gradients, gather};
 use crate::config::Config;
 use crate::data::Batch;
@@ -86,12 +86,12 @@ pub(super) fn gradients(
     let train = &config.train;
     let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
     let has_next = config.model.num_nextn_predict_layers > 0;
-    let scales = Scales::new(batch, train.sequence_length, has_next.then_some(train.mtp_loss_coefficient));
+    let scales = Scales::new(batch, has_next.then_some(train.mtp_loss_coefficient));
     model.clear_gradients(backend)?;
     let mut totals = Totals::new(backend, tokens.shards())?;
     for micro in 0..train.batch_size / train.micro_batch_size {
-        let mine = share(micro, train.micro_batch_size, rank, ranks);
-        let inputs = upload(backend, batch, train.sequence_length, mine, scales)?;
+        let share = batch.share(train.micro_batch_size, micro, rank, ranks);
+        let inputs = upload(backend, share, batch.sequence, scales)?;
         let losses = model.step(backend, tokens, &inputs)?;
         totals.add(LOSS, &losses.tokens)?;
         if let Some(next) = &losses.next {
@@ -110,8 +110,7 @@ pub(super) fn gradients(
     let clip: Vec<f32> = backend.download(&gradients.clip)?;
     let result = StepResult {
         loss: sums[LOSS] * scales.loss,
-        // The scale holds the coefficient; the loss that is shown does not.
-        next_loss: scales.next.map(|scale| sums[NEXT] * scale / crate::model::single(train.mtp_loss_coefficient)),
+        next_loss: scales.next.map(|scale| sums[NEXT] * scale.mean),
         balance_loss: sums[BALANCE],
         grad_norm: clip[0],
         counts: counts.iter().map(|c| read_counts(backend, c)).collect::<Result<_>>()?,
@@ -147,9 +146,9 @@ pub(super) fn evaluate(
     let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
     let mut totals = Totals::new(backend, tokens.shards())?;
     let scales = Scales { loss: 1.0, next: None };
-    for micro in 0..batch.ids.len() / train.sequence_length / train.micro_batch_size {
-        let mine = share(micro, train.micro_batch_size, rank, ranks);
-        let inputs = upload(backend, batch, train.sequence_length, mine, scales)?;
+    for micro in 0..batch.sequences() / train.micro_batch_size {
+        let share = batch.share(train.micro_batch_size, micro, rank, ranks);
+        let inputs = upload(backend, share, batch.sequence, scales)?;
         totals.add(LOSS, &model.evaluate(backend, tokens, &inputs)?)?;
     }
     Ok(totals.read()?[LOSS])

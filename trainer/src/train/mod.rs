@@ -1,0 +1,6 @@
+//! Training: [`run`].
+
+mod inputs;
+mod optimizer;
+pub mod ranks;
+mod step;

@@ -1,0 +1,128 @@
+//! A model directory of another framework, computed here: logits, loss and the gradient of every parameter.
+
+use std::path::Path;
+
+use dropless_core::nn::Tokens;
+use dropless_core::ops::NONE;
+use dropless_core::{Backend, NumericModel};
+
+use super::inputs::{Scales, upload};
+use super::{ranks, state, step};
+use crate::checkpoint::TensorFiles;
+use crate::config::{Activations, Config, ModelConfig, Recipe};
+use crate::data::Batch;
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::options::TrainOptions;
+
+/// Computes what `expected.safetensors` of a model directory holds: `logits.f32`, `loss.f32` and `grad.*`.
+///
+/// The directory has `config.json`, `model.safetensors` and token ids `input_ids` `[sequences, tokens]` in
+/// `expected.safetensors`. The loss is the mean cross-entropy of the next token. Experts' gradients come as the other
+/// frameworks hold them, `experts.gate_up_proj` `[experts, 2 * i, h]` and `experts.down_proj` `[experts, h, i]`.
+///
+/// # Errors
+/// [`Error::Checkpoint`] for files that do not fit; those of the ops.
+pub fn compute(
+    dir: &Path,
+    numerics: NumericModel,
+    recipe: Recipe,
+    options: &TrainOptions,
+) -> Result<Vec<(String, Vec<f32>)>> {
+    let mut model = ModelConfig::from_hf(&dir.join("config.json"))?;
+    let weights = TensorFiles::open(dir, "model")?;
+    let first = format!("model.layers.{}.eh_proj.weight", model.num_hidden_layers);
+    if !weights.contains(&first) {
+        // A configuration usually names its multi-token-prediction module even where its weights are left out.
+        model.num_nextn_predict_layers = 0;
+    }
+    let batch = batch(&dir.join("expected.safetensors"), model.vocab_size)?;
+    let mut config = Config::load(None, &[])?;
+    config.model = model;
+    config.activations = Activations::KEEP;
+    config.train.recipe = recipe;
+    config.train.aux_loss_coefficient = 0.0;
+    config.train.mtp_loss_coefficient = 0.0;
+    config.train.sequence_length = batch.sequence;
+    config.train.batch_size = batch.sequences();
+    config.train.micro_batch_size = batch.sequences();
+    config.train.grad_shards = options.ranks;
+    config.moe.chunks = 1;
+    if !batch.sequences().is_multiple_of(options.ranks) {
+        let (sequences, ranks) = (batch.sequences(), options.ranks);
+        return Err(Error::Usage(format!("--ranks is {ranks}, which does not divide the {sequences} sequences")));
+    }
+    config.check(options.ranks)?;
+
+    let parts = ranks::run(options, numerics, |backend| on_rank(backend, &config, &weights, &batch))?;
+    let mut out: Vec<(String, Vec<f32>)> = Vec::new();
+    for (rank, part) in parts.into_iter().enumerate() {
+        for (name, values) in part {
+            // Logits and experts of the ranks follow each other; the rest is the same on all of them.
+            let shared = rank > 0 && name != LOGITS && !name.contains(".experts.");
+            match out.iter_mut().find(|(n, _)| *n == name) {
+                Some(_) if shared => {}
+                Some((_, all)) => all.extend(values),
+                None => out.push((name, values)),
+            }
+        }
+    }
+    Ok(out)
+}
+
+const LOGITS: &str = "logits.f32";
+
+fn on_rank(
+    backend: &dyn Backend,
+    config: &Config,
+    weights: &TensorFiles,
+    batch: &Batch,
+) -> Result<Vec<(String, Vec<f32>)>> {
+    let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
+    let tokens = Tokens::new(backend, batch.sequences() / ranks, batch.sequence, 1)?;
+    let mut model = Model::new(backend, config, &tokens)?;
+    state::load(backend, &mut model, weights, None)?;
+    let share = batch.share(batch.sequences(), 0, rank, ranks);
+    let inputs = upload(backend, share, batch.sequence, Scales::new(batch, None))?;
+    let logits = backend.download(&model.logits(backend, &tokens, &inputs)?)?;
+    let (result, gradients, _) = step::gradients(backend, config, &tokens, &model, batch)?;
+    let mut out = vec![(LOGITS.to_owned(), logits), ("loss.f32".to_owned(), vec![result.loss])];
+    for (name, gradient) in model.params.gradients(&gradients.replicated)? {
+        let (name, values) = (fused(&name), backend.download::<f32>(&gradient)?);
+        match out.iter_mut().find(|(n, _)| *n == name) {
+            Some((_, all)) => all.extend(values),
+            None => out.push((name, values)),
+        }
+    }
+    Ok(out)
+}
+
+/// `grad.` and the name under which other frameworks hold a tensor: experts as one tensor, gate and up side by side.
+fn fused(name: &str) -> String {
+    let Some((prefix, rest)) = name.split_once(".experts.") else { return format!("grad.{name}") };
+    let part = if rest.contains("down_proj") { "down_proj" } else { "gate_up_proj" };
+    format!("grad.{prefix}.experts.{part}")
+}
+
+fn batch(path: &Path, vocabulary: usize) -> Result<Batch> {
+    let expected = TensorFiles::open_files(vec![path.to_path_buf()])?;
+    let ids = expected.get("input_ids")?;
+    let bad = |what: String| Error::checkpoint(path, what);
+    let (&[_, sequence], 0) = (&ids.shape[..], ids.bytes.len() % 8) else {
+        return Err(bad(format!("input_ids has shape {:?}, expected [sequences, tokens] of I64", ids.shape)));
+    };
+    let mut batch = Batch::new(sequence);
+    for (at, word) in ids.bytes.chunks_exact(8).enumerate() {
+        let id = i64::from_le_bytes(std::array::from_fn(|i| word[i]));
+        let id = u32::try_from(id).ok().filter(|&id| (id as usize) < vocabulary);
+        batch.ids.push(id.ok_or_else(|| bad(format!("input_ids[{at}] is outside the vocabulary of {vocabulary}")))?);
+    }
+    let position = |at: usize| u32::try_from(at % sequence).expect("a sequence is shorter than 2^32");
+    let tokens = batch.ids.len();
+    batch.positions = (0..tokens).map(position).collect();
+    batch.start = vec![0; tokens];
+    let last = |at: usize| (at + 1).is_multiple_of(sequence);
+    batch.targets = (0..tokens).map(|at| if last(at) { NONE } else { batch.ids[at + 1] }).collect();
+    batch.valid = (0..tokens).filter(|&at| !last(at)).count();
+    Ok(batch)
+}

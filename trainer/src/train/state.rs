@@ -1,0 +1,76 @@
+//! A model's tensors to and from checkpoints, and its first weights.
+
+use dropless_core::{Backend, Tensor};
+
+use crate::checkpoint::{NamedTensor, TensorFiles};
+use crate::error::Result;
+use crate::init;
+use crate::model::{Initial, Model, Piece};
+
+/// What the optimizer's first moment of a weight is called in a checkpoint.
+fn first_moment(name: &str) -> String {
+    format!("exp_avg.{name}")
+}
+
+/// What the second moment is called.
+fn second_moment(name: &str) -> String {
+    format!("exp_avg_sq.{name}")
+}
+
+/// The initial weights of a seed.
+pub fn initialise(backend: &dyn Backend, model: &mut Model, seed: u64, deviation: f64) -> Result<()> {
+    for piece in model.params.pieces()? {
+        let mut values = vec![0.0f32; piece.value.len()];
+        match piece.initial {
+            Initial::Normal => init::normal(seed, &piece.name, deviation, 0, &mut values),
+            Initial::One => values.fill(1.0),
+            Initial::Zero => {}
+        }
+        backend.write(&piece.value, bytemuck::cast_slice(&values))?;
+    }
+    model.params.refresh(backend)?;
+    model.prepare(backend)
+}
+
+/// Loads weights, and optimizer state if given.
+///
+/// # Errors
+/// [`crate::Error::Checkpoint`] names a tensor that is missing or does not fit.
+pub fn load(
+    backend: &dyn Backend,
+    model: &mut Model,
+    weights: &TensorFiles,
+    optimizer: Option<&TensorFiles>,
+) -> Result<()> {
+    let fill = |tensor: &Tensor, files: &TensorFiles, name: &str, shape: &[usize]| -> Result<()> {
+        Ok(backend.write(tensor, bytemuck::cast_slice(&files.values(name, shape)?))?)
+    };
+    for Piece { name, shape, value, moments, .. } in model.params.pieces()? {
+        fill(&value, weights, &name, &shape)?;
+        if let (Some(moments), Some(optimizer)) = (moments, optimizer) {
+            fill(&moments.m, optimizer, &first_moment(&name), &shape)?;
+            fill(&moments.v, optimizer, &second_moment(&name), &shape)?;
+        }
+    }
+    model.params.refresh(backend)?;
+    model.prepare(backend)
+}
+
+/// This rank's part of a checkpoint: weights and optimizer state. Replicated tensors are the first rank's to save.
+pub fn tensors(backend: &dyn Backend, model: &Model) -> Result<(Vec<NamedTensor>, Vec<NamedTensor>)> {
+    let (mut weights, mut optimizer) = (Vec::new(), Vec::new());
+    for piece in model.params.pieces()? {
+        if piece.replicated && backend.caps().rank != 0 {
+            continue;
+        }
+        let named = |name: String, tensor: &Tensor| -> Result<NamedTensor> {
+            Ok(NamedTensor::f32(name, &piece.shape, &backend.download::<f32>(tensor)?))
+        };
+        if let Some(moments) = &piece.moments {
+            optimizer.push(named(first_moment(&piece.name), &moments.m)?);
+            optimizer.push(named(second_moment(&piece.name), &moments.v)?);
+        }
+        weights.push(named(piece.name.clone(), &piece.value)?);
+    }
+    Ok((weights, optimizer))
+}
