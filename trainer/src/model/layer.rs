@@ -196,17 +196,8 @@ impl Layer {
                 let mut saved = MoeSaved::default();
                 let counts = if counted { &moe.balancing.counts } else { &moe.uncounted };
                 let experts = moe.prepared();
-                let y = moe.layer.forward(
-                    backend,
-                    tokens,
-                    experts,
-                    &n,
-                    None,
-                    &middle,
-                    counts,
-                    policy.moe,
-                    &mut saved,
-                )?;
+                let y =
+                    moe.layer.forward(backend, tokens, experts, &n, None, &middle, counts, policy.moe, &mut saved)?;
                 (y, FeedSaved::Moe(saved))
             }
         };
@@ -227,9 +218,7 @@ impl Layer {
         let n = saved.normed.get(backend, &self.norm, &saved.middle)?;
         let d_normed = match (&self.feed, saved.feed) {
             (Feed::Dense(mlp), FeedSaved::Dense(s)) => mlp.backward(backend, tokens, &n, &dy, s)?,
-            (Feed::Moe(moe), FeedSaved::Moe(s)) => {
-                moe.layer.backward(backend, tokens, moe.prepared(), &n, &dy, s)?
-            }
+            (Feed::Moe(moe), FeedSaved::Moe(s)) => moe.layer.backward(backend, tokens, moe.prepared(), &n, &dy, s)?,
             _ => unreachable!("a layer's saved activations are of its own kind"),
         };
         let d_middle = saved.normed.backward(backend, &self.norm, &saved.middle, &d_normed, Some(&dy))?;

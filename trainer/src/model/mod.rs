@@ -10,8 +10,8 @@ mod layer;
 mod params;
 mod rope;
 
-pub use params::{Initial, Moments, Params, Piece};
 pub(crate) use params::{Arena, ROW};
+pub use params::{Initial, Moments, Params, Piece};
 
 use dropless_core::nn::{Policy, Tokens, Weight};
 use dropless_core::ops::{Add, CopyColumns, EmbeddingGrad, Fill, GatherRows, Score};
@@ -131,8 +131,7 @@ impl Model {
         let params = builder.build()?;
         let eps = eps(model);
         let head = |norm| Head::new(attention::Gain::new(&params, norm, eps), params.weight(output));
-        let layers =
-            layers.into_iter().map(|l| Layer::new(backend, config, &params, l)).collect::<Result<Vec<_>>>()?;
+        let layers = layers.into_iter().map(|l| Layer::new(backend, config, &params, l)).collect::<Result<Vec<_>>>()?;
         let next = match next {
             None => None,
             Some((embedding_norm, hidden_norm, project, layer, norm)) => Some(NextToken {
@@ -196,8 +195,7 @@ impl Model {
         let mut hidden = self.embed(backend, &inputs.ids)?;
         let mut layers = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
-            let (next, saved) =
-                layer.forward(backend, tokens, inputs, &self.rope, hidden, self.policy, counted)?;
+            let (next, saved) = layer.forward(backend, tokens, inputs, &self.rope, hidden, self.policy, counted)?;
             hidden = next;
             layers.push(saved);
         }
@@ -270,8 +268,7 @@ impl Model {
         let (y, saved) = next.layer.forward(backend, tokens, inputs, &self.rope, x, self.policy, true)?;
         let aux = saved.balance_loss().cloned();
 
-        let HeadLoss { loss, d_hidden } =
-            next.head.step(backend, tokens, &y, &more.targets, &more.scale, None)?;
+        let HeadLoss { loss, d_hidden } = next.head.step(backend, tokens, &y, &more.targets, &more.scale, None)?;
         let dx = next.layer.backward(backend, tokens, inputs, &self.rope, d_hidden, saved)?;
         wgrad(backend, tokens, &dx, &both, &next.project)?;
         let d_both = dgrad(backend, tokens, &dx, &next.project, self.element)?;

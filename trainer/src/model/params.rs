@@ -356,7 +356,11 @@ impl Params {
     /// Number of parameters that a token meets: all replicated ones, and `top_k` of `experts` experts.
     pub fn active(&self, top_k: usize, experts: usize, ranks: usize) -> usize {
         let sum = |expert: bool| -> usize {
-            self.specs.iter().filter(|s| (s.kind == Kind::Expert) == expert && s.kind != Kind::Bias).map(Spec::len).sum()
+            self.specs
+                .iter()
+                .filter(|s| (s.kind == Kind::Expert) == expert && s.kind != Kind::Bias)
+                .map(Spec::len)
+                .sum()
         };
         sum(false) + sum(true) * ranks * top_k / experts.max(1)
     }

@@ -18,9 +18,7 @@ impl Tables {
         let frequencies = frequencies(model);
         let factor = model.rope_scaling.as_ref().map_or(1.0, table_factor);
         let table = |f: fn(f64) -> f64| -> Vec<f32> {
-            (0..positions)
-                .flat_map(|p| frequencies.iter().map(move |w| single(f(p as f64 * w) * factor)))
-                .collect()
+            (0..positions).flat_map(|p| frequencies.iter().map(move |w| single(f(p as f64 * w) * factor))).collect()
         };
         let shape = [positions, frequencies.len()];
         Ok(Tables {
