@@ -3,6 +3,7 @@
 //! Read in this order: [`config`] (every key), [`data`] (text to batches), [`schedule`] and [`init`] (pure functions of
 //! step and seed), [`checkpoint`] (what a run leaves behind), [`cli`] (the commands).
 
+pub mod checkpoint;
 pub mod config;
 pub mod data;
 pub mod error;

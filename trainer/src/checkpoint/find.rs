@@ -1,0 +1,123 @@
+//! Finding the newest checkpoint that can be used, and reading one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::tensors::{self, TensorFiles};
+use super::{FOLDER, FORMAT, Manifest, STATE, State};
+use crate::error::{Error, Result};
+
+/// A complete, undamaged checkpoint.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Its directory.
+    pub path: PathBuf,
+    /// What a run needs to go on.
+    pub state: State,
+    /// Hash over all weights and optimizer state.
+    pub digest: String,
+    /// Weights.
+    pub weights: TensorFiles,
+    /// Optimizer state.
+    pub optimizer: TensorFiles,
+}
+
+/// What [`newest`] found.
+#[derive(Debug)]
+pub struct Found {
+    /// The newest undamaged checkpoint.
+    pub checkpoint: Option<Checkpoint>,
+    /// A line for each directory that was passed over or removed, and why.
+    pub notes: Vec<String>,
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint and compares every file with its recorded size and hash.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] or [`Error::Io`], naming the file and what is wrong with it.
+    pub fn open(path: &Path) -> Result<Checkpoint> {
+        let file = path.join(STATE);
+        let text = fs::read(&file).map_err(Error::io(&file))?;
+        let damaged = |e: serde_json::Error| Error::checkpoint(&file, format!("is damaged: {e}"));
+        let value: serde_json::Value = serde_json::from_slice(&text).map_err(damaged)?;
+        match value.get("format").and_then(serde_json::Value::as_u64) {
+            Some(format) if format == u64::from(FORMAT) => {}
+            Some(format) => {
+                return Err(Error::checkpoint(&file, format!("has format {format}, this program reads {FORMAT}")));
+            }
+            None => return Err(Error::checkpoint(&file, "is damaged: it names no format")),
+        }
+        let manifest: Manifest = serde_json::from_value(value).map_err(damaged)?;
+        if manifest.seal != manifest.expected_seal() {
+            return Err(Error::checkpoint(&file, "is damaged: its contents are not what was written"));
+        }
+        for (name, expected) in &manifest.files {
+            let file = path.join(name);
+            let found = tensors::record(&file)?;
+            if found.bytes != expected.bytes {
+                let what = format!("is damaged: it has {} bytes, but {} were written", found.bytes, expected.bytes);
+                return Err(Error::checkpoint(&file, what));
+            }
+            if found.blake3 != expected.blake3 {
+                return Err(Error::checkpoint(&file, "is damaged: its contents are not what was written"));
+            }
+        }
+        let weights = TensorFiles::open(path, "model")?;
+        let optimizer = TensorFiles::open(path, "optimizer")?;
+        Ok(Checkpoint { path: path.to_owned(), state: manifest.state, digest: manifest.digest, weights, optimizer })
+    }
+}
+
+/// The newest undamaged checkpoint of the run in `out`. What an interrupted save left there is removed.
+///
+/// # Errors
+/// [`Error::Checkpoint`] when there are checkpoints but none is undamaged, naming the newest; [`Error::Io`].
+pub fn newest(out: &Path) -> Result<Found> {
+    let folder = out.join(FOLDER);
+    let mut notes = remove_incomplete(&folder)?;
+    let mut newest_error = None;
+    for (_, path) in steps(&folder)?.into_iter().rev() {
+        match Checkpoint::open(&path) {
+            Ok(checkpoint) => return Ok(Found { checkpoint: Some(checkpoint), notes }),
+            Err(error) => {
+                notes.push(format!("warning: {error}; trying the previous checkpoint"));
+                newest_error.get_or_insert(error);
+            }
+        }
+    }
+    match newest_error {
+        None => Ok(Found { checkpoint: None, notes }),
+        Some(error) => Err(Error::checkpoint(folder, format!("no checkpoint is undamaged; of the newest, {error}"))),
+    }
+}
+
+/// Complete checkpoints, the oldest first.
+pub(super) fn steps(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let step = |path: PathBuf| {
+        let step = path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()?;
+        Some((step, path))
+    };
+    let mut steps: Vec<_> = entries(folder)?.into_iter().filter_map(step).collect();
+    steps.sort();
+    Ok(steps)
+}
+
+fn remove_incomplete(folder: &Path) -> Result<Vec<String>> {
+    let mut notes = Vec::new();
+    for path in entries(folder)? {
+        if path.file_name().is_some_and(|name| name.to_string_lossy().contains(".tmp-")) {
+            fs::remove_dir_all(&path).map_err(Error::io(&path))?;
+            notes.push(format!("removed {}, which an interrupted save left behind", path.display()));
+        }
+    }
+    Ok(notes)
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    if !folder.exists() {
+        return Ok(Vec::new());
+    }
+    let entries = fs::read_dir(folder).map_err(Error::io(folder))?;
+    entries.map(|entry| Ok(entry.map_err(Error::io(folder))?.path())).collect()
+}

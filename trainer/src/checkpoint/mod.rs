@@ -1,0 +1,68 @@
+//! What a run leaves behind: `OUT/checkpoints/step-000020/`, complete or not there.
+//!
+//! ```text
+//! model.safetensors        weights under their Hugging Face names (several ranks: model-00001-of-00004.safetensors
+//!                          and so on, with model.safetensors.index.json)
+//! optimizer.safetensors    exp_avg.NAME and exp_avg_sq.NAME, likewise
+//! config.json              the model for Hugging Face libraries
+//! state.json               step, place in the data, configuration, digest, and each file's size and hash
+//! ```
+//!
+//! [`save`] writes under a temporary name, syncs, and renames; [`newest`] finds the last one that is undamaged.
+
+mod digest;
+mod find;
+mod save;
+mod tensors;
+
+pub use digest::digest;
+pub use find::{Checkpoint, Found, newest};
+pub use save::{Meeting, Save, Saved, save};
+pub use tensors::{NamedTensor, TensorFiles};
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Config;
+use crate::data::Position;
+use tensors::FileRecord;
+
+/// What a run needs besides tensors to go on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// Steps done.
+    pub step: u64,
+    /// Place in the training text.
+    pub position: Position,
+    /// The configuration.
+    pub config: Config,
+}
+
+/// Version of the layout; a reader refuses others.
+const FORMAT: u32 = 1;
+/// The name of the file below.
+const STATE: &str = "state.json";
+/// Folder of the checkpoints in a run's directory.
+const FOLDER: &str = "checkpoints";
+
+/// `state.json`.
+#[derive(Debug, Serialize, Deserialize)]
+struct Manifest {
+    format: u32,
+    digest: String,
+    #[serde(flatten)]
+    state: State,
+    files: BTreeMap<String, FileRecord>,
+    /// Hash of all of the above.
+    seal: String,
+}
+
+impl Manifest {
+    /// The seal that belongs to the other fields.
+    fn expected_seal(&self) -> String {
+        let sealed = (self.format, &self.digest, &self.state, &self.files);
+        let json = serde_json::to_vec(&sealed).unwrap_or_else(|e| unreachable!("plain data: {e}"));
+        blake3::hash(&json).to_hex().to_string()
+    }
+}

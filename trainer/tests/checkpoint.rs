@@ -1,0 +1,457 @@
+//! Checkpoints: what is saved is what is read, and damage of any kind loses nothing but the damaged one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use dropless::Config;
+use dropless::checkpoint::{Checkpoint, Meeting, NamedTensor, Save, State, TensorFiles, digest, newest, save};
+use dropless::data::Position;
+use safetensors::Dtype;
+use tempfile::{TempDir, tempdir};
+
+fn state(step: u64) -> State {
+    let overrides = ["train.seed=18446744073709551".into(), "train.learning_rate=0.1234567890123456".into()];
+    State { step, position: Position { epoch: 3, index: 17 }, config: Config::load(None, &overrides).unwrap() }
+}
+
+fn matrix(name: &str, value: f32) -> NamedTensor {
+    NamedTensor::f32(name, &[2, 3], &[value; 6])
+}
+
+/// Saves a checkpoint of one rank whose tensors hold `value`, and returns its digest.
+fn save_one(out: &Path, step: u64, value: f32, keep: usize) -> dropless::Result<String> {
+    let weights = [matrix("lm_head.weight", value)];
+    let optimizer = [matrix("exp_avg.lm_head.weight", value), matrix("exp_avg_sq.lm_head.weight", value)];
+    let state = state(step);
+    let all = Save { out, rank: 0, ranks: 1, weights: &weights, optimizer: &optimizer, state: &state, keep };
+    Ok(save(&all, &Meeting::new(1))?.unwrap().digest)
+}
+
+fn directory(out: &Path, step: u64) -> PathBuf {
+    out.join(format!("checkpoints/step-{step:06}"))
+}
+
+fn listing(out: &Path) -> Vec<String> {
+    let entries = fs::read_dir(out.join("checkpoints")).unwrap();
+    let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn value(checkpoint: &Checkpoint) -> f32 {
+    checkpoint.weights.values("lm_head.weight", &[2, 3]).unwrap()[0]
+}
+
+/// The newest checkpoint and the notes.
+fn find(out: &Path) -> (Checkpoint, Vec<String>) {
+    let found = newest(out).unwrap();
+    (found.checkpoint.unwrap(), found.notes)
+}
+
+#[test]
+fn what_is_saved_is_what_is_read() {
+    let out = tempdir().unwrap();
+    let saved = save_one(out.path(), 20, 1.5, 0).unwrap();
+    let (checkpoint, notes) = find(out.path());
+    assert_eq!(checkpoint.path, directory(out.path(), 20));
+    assert_eq!(checkpoint.state, state(20), "floats and large integers survive");
+    assert_eq!(checkpoint.digest, saved);
+    assert_eq!(value(&checkpoint), 1.5);
+    assert_eq!(
+        checkpoint.optimizer.names().collect::<Vec<_>>(),
+        ["exp_avg.lm_head.weight", "exp_avg_sq.lm_head.weight"]
+    );
+    assert!(notes.is_empty());
+    let model = dropless::config::ModelConfig::from_hf(&checkpoint.path.join("config.json")).unwrap();
+    assert_eq!(model, checkpoint.state.config.model);
+}
+
+#[test]
+fn an_empty_directory_has_no_checkpoint() {
+    let out = tempdir().unwrap();
+    assert!(newest(out.path()).unwrap().checkpoint.is_none());
+    assert!(newest(&out.path().join("absent")).unwrap().checkpoint.is_none());
+}
+
+#[test]
+fn the_digest_depends_on_every_tensor_and_not_on_their_order() {
+    let hashes = |tensors: &[NamedTensor]| tensors.iter().map(|t| (t.name.clone(), t.hash())).collect::<Vec<_>>();
+    let base = [matrix("a", 1.0), matrix("b", 2.0)];
+    let of = |tensors: &[NamedTensor]| digest(hashes(tensors));
+    assert_eq!(of(&base), of(&[base[1].clone(), base[0].clone()]));
+    assert_eq!(of(&base).len(), 32);
+    let zero = f32::from_bits(0x8000_0000);
+    for other in [
+        vec![matrix("a", 1.0)],
+        vec![matrix("a", 2.0), matrix("b", 1.0)],
+        vec![matrix("a", 1.0), matrix("c", 2.0)],
+        vec![NamedTensor { shape: vec![3, 2], ..base[0].clone() }, base[1].clone()],
+        vec![NamedTensor { dtype: Dtype::U32, ..base[0].clone() }, base[1].clone()],
+    ] {
+        assert_ne!(of(&base), of(&other));
+    }
+    assert_ne!(of(&[matrix("a", 0.0)]), of(&[matrix("a", zero)]));
+}
+
+#[test]
+fn the_last_n_stay() {
+    let out = tempdir().unwrap();
+    for step in 1..=4 {
+        save_one(out.path(), step, step as f32, 2).unwrap();
+    }
+    assert_eq!(listing(out.path()), ["step-000003", "step-000004"]);
+    save_one(out.path(), 5, 5.0, 0).unwrap();
+    assert_eq!(listing(out.path()).len(), 3);
+}
+
+#[test]
+fn a_step_that_is_saved_again_replaces_the_old_one() {
+    let out = tempdir().unwrap();
+    save_one(out.path(), 1, 1.0, 0).unwrap();
+    save_one(out.path(), 1, 2.0, 0).unwrap();
+    assert_eq!(listing(out.path()), ["step-000001"]);
+    assert_eq!(value(&find(out.path()).0), 2.0);
+}
+
+#[test]
+fn b18a_an_interrupted_save_is_ignored_and_removed_with_a_message() {
+    let out = tempdir().unwrap();
+    save_one(out.path(), 10, 1.0, 1).unwrap();
+    // Killed at any point before the rename: some files of the next one are there, under its temporary name.
+    let half = out.path().join("checkpoints/step-000020.tmp-4711");
+    fs::create_dir(&half).unwrap();
+    fs::copy(directory(out.path(), 10).join("model.safetensors"), half.join("model.safetensors")).unwrap();
+    // Killed while an older one was being removed.
+    fs::create_dir(out.path().join("checkpoints/step-000005.tmp-old-4711")).unwrap();
+    let (checkpoint, notes) = find(out.path());
+    assert_eq!((checkpoint.state.step, value(&checkpoint)), (10, 1.0));
+    assert_eq!(notes.len(), 2);
+    assert!(notes.iter().any(|note| note.contains("step-000020.tmp-4711")), "{notes:?}");
+    assert_eq!(listing(out.path()), ["step-000010"]);
+}
+
+/// Every way of damaging a file of the newest checkpoint.
+#[test]
+fn b18c_damage_is_named_and_the_previous_checkpoint_is_used() {
+    type Damage = fn(&mut Vec<u8>);
+    let damages: [(&str, Damage); 6] = [
+        ("truncated", |b| b.truncate(b.len() - 10)),
+        ("appended", |b| b.extend([0; 10])),
+        ("empty", Vec::clear),
+        ("a flipped bit", |b| {
+            let middle = b.len() / 2;
+            b[middle] ^= 1;
+        }),
+        ("the last byte", |b| *b.last_mut().unwrap() ^= 0x80),
+        ("a huge header", |b| b[..8].fill(0x7F)),
+    ];
+    for file in ["model.safetensors", "optimizer.safetensors", "config.json", "state.json"] {
+        for (what, damage) in damages {
+            let out = tempdir().unwrap();
+            save_one(out.path(), 1, 1.0, 0).unwrap();
+            save_one(out.path(), 2, 2.0, 0).unwrap();
+            let path = directory(out.path(), 2).join(file);
+            let mut bytes = fs::read(&path).unwrap();
+            damage(&mut bytes);
+            fs::write(&path, &bytes).unwrap();
+            let (checkpoint, notes) = find(out.path());
+            assert_eq!((checkpoint.state.step, value(&checkpoint)), (1, 1.0), "{file}: {what}");
+            assert_eq!(notes.len(), 1, "{notes:?}");
+            assert!(notes[0].contains(file) && notes[0].contains("damaged"), "{what}: {notes:?}");
+            fs::remove_file(&path).unwrap();
+            assert!(find(out.path()).1[0].contains(file));
+        }
+    }
+}
+
+#[test]
+fn when_all_checkpoints_are_damaged_the_newest_is_named() {
+    let out = tempdir().unwrap();
+    save_one(out.path(), 1, 1.0, 0).unwrap();
+    let path = directory(out.path(), 1).join("model.safetensors");
+    fs::write(&path, b"short").unwrap();
+    let message = newest(out.path()).unwrap_err().to_string();
+    assert!(message.contains("no checkpoint is undamaged") && message.contains("has 5 bytes"), "{message}");
+}
+
+fn safetensors_file(dir: &TempDir, name: &str, header: &str, data: &[u8]) -> PathBuf {
+    let path = dir.path().join(name);
+    let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat();
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn b18c_a_foreign_file_that_is_damaged_is_described_with_its_sizes() {
+    let dir = tempdir().unwrap();
+    let header = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+    let size = 8 + header.len() + 8;
+    let path = safetensors_file(&dir, "model.safetensors", header, &[0; 8]);
+    let whole = fs::read(&path).unwrap();
+    TensorFiles::open(dir.path(), "model").unwrap();
+    let refuse = |bytes: &[u8], words: &[String]| {
+        fs::write(&path, bytes).unwrap();
+        let message = TensorFiles::open(dir.path(), "model").unwrap_err().to_string();
+        for word in words.iter().chain([&"model.safetensors".to_owned()]) {
+            assert!(message.contains(word), "{message:?} lacks {word:?}");
+        }
+    };
+    refuse(&whole[..size - 5], &[format!("has {} bytes", size - 5), format!("describes {size}")]);
+    refuse(&[&whole[..], &[0; 10]].concat(), &[format!("has {} bytes", size + 10), format!("describes {size}")]);
+    refuse(&[], &["has 0 bytes".into()]);
+    refuse(&[0xFF; 16], &[u64::MAX.to_string(), "16".into()]);
+    refuse(&[&100u64.to_le_bytes()[..], b"{}"].concat(), &["claims 100 bytes".into(), "has 10".into()]);
+    refuse(&[&2u64.to_le_bytes()[..], b"{]"].concat(), &["header cannot be read".into()]);
+}
+
+#[test]
+fn b187_every_element_type_survives_and_an_unknown_one_is_named() {
+    let out = tempdir().unwrap();
+    let tensor = |name: &str, dtype, shape: &[usize], bytes: &[u8]| NamedTensor {
+        name: name.into(),
+        dtype,
+        shape: shape.to_vec(),
+        bytes: bytes.to_vec(),
+    };
+    let weights = [
+        tensor("e4m3", Dtype::F8_E4M3, &[3], &[0x7F, 0x80, 1]),
+        tensor("e5m2", Dtype::F8_E5M2, &[2], &[0x7C, 0xFF]),
+        tensor("e8m0", Dtype::F8_E8M0, &[2], &[0, 255]),
+        tensor("e2m1", Dtype::F4, &[2, 2], &[0x10, 0xF7]),
+        tensor("bf16", Dtype::BF16, &[1], &[0x80, 0x3F]),
+        tensor("empty", Dtype::F32, &[0, 4], &[]),
+    ];
+    let state = state(1);
+    let all = Save { out: out.path(), rank: 0, ranks: 1, weights: &weights, optimizer: &[], state: &state, keep: 0 };
+    save(&all, &Meeting::new(1)).unwrap();
+    let (checkpoint, _) = find(out.path());
+    for tensor in &weights {
+        assert_eq!(checkpoint.weights.get(&tensor.name).unwrap(), *tensor);
+    }
+    assert_eq!(checkpoint.weights.values("bf16", &[1]).unwrap(), [1.0]);
+    let message = checkpoint.weights.values("e5m2", &[2]).unwrap_err().to_string();
+    assert!(message.contains("e5m2 is F8_E5M2") && message.contains("model.safetensors"), "{message}");
+
+    let dir = tempdir().unwrap();
+    let header = r#"{"w":{"dtype":"F7_X","shape":[1],"data_offsets":[0,1]}}"#;
+    safetensors_file(&dir, "model.safetensors", header, &[0]);
+    let message = TensorFiles::open(dir.path(), "model").unwrap_err().to_string();
+    assert!(message.contains("w has the unsupported type \"F7_X\"") && message.contains("model.safetensors"));
+}
+
+#[test]
+fn b186_data_that_is_not_aligned_is_read_by_copying() {
+    let dir = tempdir().unwrap();
+    for padding in 0..4 {
+        let mut header = String::from(
+            r#"{"f":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"BF16","shape":[1],"data_offsets":[4,6]}}"#,
+        );
+        header.push_str(&" ".repeat(padding));
+        let data = [&2.5f32.to_le_bytes()[..], &0x3F80u16.to_le_bytes()].concat();
+        safetensors_file(&dir, "model.safetensors", &header, &data);
+        let tensors = TensorFiles::open(dir.path(), "model").unwrap();
+        assert_eq!(tensors.values("f", &[1]).unwrap(), [2.5]);
+        assert_eq!(tensors.values("b", &[1]).unwrap(), [1.0]);
+    }
+}
+
+const WEIGHT: &str = "model.layers.1.mlp.experts.0.gate_proj.weight";
+
+/// The codes of 1.0 in e4m3 for a 130x129 matrix, and its 2x2 inverse scales 1, 2, 3, 4.
+fn fp8(dir: &TempDir, shards: [&str; 2]) {
+    let weight = format!(r#"{{"{WEIGHT}":{{"dtype":"F8_E4M3","shape":[130,129],"data_offsets":[0,16770]}}}}"#);
+    safetensors_file(dir, shards[0], &weight, &[0x38; 130 * 129]);
+    let scales = format!(r#"{{"{WEIGHT}_scale_inv":{{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}}}}"#);
+    let values: Vec<u8> = [1f32, 2.0, 3.0, 4.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+    safetensors_file(dir, shards[1], &scales, &values);
+    let map = format!(r#"{{"weight_map":{{"{WEIGHT}":"{}","{WEIGHT}_scale_inv":"{}"}}}}"#, shards[0], shards[1]);
+    fs::write(dir.path().join("model.safetensors.index.json"), map).unwrap();
+}
+
+#[test]
+fn b182_b132_scales_in_another_shard_follow_their_blocks() {
+    for shards in [["a.safetensors", "b.safetensors"], ["b.safetensors", "a.safetensors"]] {
+        let dir = tempdir().unwrap();
+        fp8(&dir, shards);
+        let values = TensorFiles::open(dir.path(), "model").unwrap().values(WEIGHT, &[130, 129]).unwrap();
+        let at = |row: usize, col: usize| values[row * 129 + col];
+        assert_eq!([at(0, 0), at(127, 127), at(0, 128), at(128, 0), at(129, 128)], [1.0, 1.0, 2.0, 3.0, 4.0]);
+    }
+}
+
+#[test]
+fn b132_the_layout_comes_from_the_name_even_when_the_matrix_is_square() {
+    let out = tempdir().unwrap();
+    let mut marked = vec![0.0; 16];
+    marked[1] = 1.0;
+    let name = "model.layers.1.mlp.experts.0.down_proj.weight";
+    let weights = [NamedTensor::f32(name, &[4, 4], &marked)];
+    let state = state(1);
+    let all = Save { out: out.path(), rank: 0, ranks: 1, weights: &weights, optimizer: &[], state: &state, keep: 0 };
+    save(&all, &Meeting::new(1)).unwrap();
+    let (checkpoint, _) = find(out.path());
+    assert_eq!(checkpoint.weights.values(name, &[4, 4]).unwrap(), marked);
+    let message = checkpoint.weights.values(name, &[2, 8]).unwrap_err().to_string();
+    assert!(message.contains("[4, 4]") && message.contains("[2, 8]"), "{message}");
+}
+
+#[test]
+fn b183_scales_are_neither_missed_nor_applied_silently() {
+    let dir = tempdir().unwrap();
+    let open = || TensorFiles::open(dir.path(), "model").unwrap();
+    let header = r#"{"w.weight":{"dtype":"F8_E4M3","shape":[1,2],"data_offsets":[0,2]}}"#;
+    safetensors_file(&dir, "model.safetensors", header, &[0x38; 2]);
+    let message = open().values("w.weight", &[1, 2]).unwrap_err().to_string();
+    assert!(message.contains("w.weight is F8_E4M3") && message.contains("w.weight_scale_inv"), "{message}");
+    let header = r#"{"w.weight":{"dtype":"BF16","shape":[1,1],"data_offsets":[0,2]}}"#;
+    safetensors_file(&dir, "model.safetensors", header, &[0x80, 0x3F]);
+    assert_eq!(open().values("w.weight", &[1, 1]).unwrap(), [1.0]);
+    let header = r#"{"w.weight":{"dtype":"BF16","shape":[1,1],"data_offsets":[0,2]},
+        "w.weight_scale_inv":{"dtype":"F32","shape":[1,1],"data_offsets":[2,6]}}"#;
+    safetensors_file(&dir, "model.safetensors", header, &[0x80, 0x3F, 0, 0, 0, 0]);
+    let message = open().values("w.weight", &[1, 1]).unwrap_err().to_string();
+    assert!(message.contains("w.weight is BF16") && message.contains("w.weight_scale_inv"), "{message}");
+}
+
+#[test]
+fn b092_selection_biases_stay_f32() {
+    let out = tempdir().unwrap();
+    let name = "model.layers.1.mlp.gate.e_score_correction_bias";
+    let biases: Vec<f32> = (0..247).map(|i| 6.817 + 0.001 * i as f32).collect();
+    let state = state(1);
+    let write = |tensor: NamedTensor| {
+        let weights = [tensor];
+        let all =
+            Save { out: out.path(), rank: 0, ranks: 1, weights: &weights, optimizer: &[], state: &state, keep: 0 };
+        save(&all, &Meeting::new(1)).map(drop)
+    };
+    write(NamedTensor::f32(name, &[247], &biases)).unwrap();
+    let (checkpoint, _) = find(out.path());
+    assert_eq!(checkpoint.weights.get(name).unwrap().dtype, Dtype::F32);
+    let mut read = checkpoint.weights.values(name, &[247]).unwrap();
+    assert_eq!(read, biases);
+    read.dedup();
+    assert_eq!(read.len(), 247, "still distinct");
+    let half = NamedTensor { name: name.into(), dtype: Dtype::BF16, shape: vec![1], bytes: vec![0, 0] };
+    assert!(write(half).unwrap_err().to_string().contains("must be F32"));
+}
+
+const EXPERTS: usize = 4;
+
+fn expert(g: usize) -> String {
+    format!("model.layers.1.mlp.experts.{g}.gate_proj.weight")
+}
+
+/// Saves with `ranks` ranks, each its own experts filled with g + 1 (rank 0 also the head).
+fn save_ranks(out: &Path, ranks: usize) -> Vec<dropless::Result<Option<dropless::checkpoint::Saved>>> {
+    let meeting = Meeting::new(ranks);
+    std::thread::scope(|scope| {
+        let start = |rank: usize| {
+            let meeting = meeting.clone();
+            scope.spawn(move || {
+                let own = EXPERTS / ranks;
+                let mut weights: Vec<NamedTensor> =
+                    (rank * own..(rank + 1) * own).map(|g| matrix(&expert(g), g as f32 + 1.0)).collect();
+                let moments =
+                    |name| weights.iter().map(move |t| NamedTensor { name: format!("{name}.{}", t.name), ..t.clone() });
+                let optimizer: Vec<NamedTensor> = moments("exp_avg").chain(moments("exp_avg_sq")).collect();
+                if rank == 0 {
+                    weights.push(matrix("lm_head.weight", 9.0));
+                }
+                let state = state(1);
+                let (weights, optimizer) = (&weights[..], &optimizer[..]);
+                save(&Save { out, rank, ranks, weights, optimizer, state: &state, keep: 0 }, &meeting)
+            })
+        };
+        let threads: Vec<_> = (0..ranks).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn b180_experts_are_saved_once_under_their_global_names_whatever_the_ranks() {
+    let mut digests = Vec::new();
+    for ranks in [1, 2, 4] {
+        let out = tempdir().unwrap();
+        let saved: Vec<_> = save_ranks(out.path(), ranks).into_iter().map(Result::unwrap).collect();
+        assert!(saved[0].is_some() && saved[1..].iter().all(Option::is_none));
+        let (checkpoint, _) = find(out.path());
+        assert_eq!(checkpoint.path.join("model.safetensors.index.json").exists(), ranks > 1);
+        let experts: Vec<&str> = checkpoint.weights.names().filter(|name| name.contains("experts")).collect();
+        assert_eq!(experts, (0..EXPERTS).map(expert).collect::<Vec<_>>());
+        for g in 0..EXPERTS {
+            let expected = [g as f32 + 1.0; 6];
+            assert_eq!(checkpoint.weights.values(&expert(g), &[2, 3]).unwrap(), expected);
+            for moment in ["exp_avg", "exp_avg_sq"] {
+                let name = format!("{moment}.{}", expert(g));
+                assert_eq!(checkpoint.optimizer.values(&name, &[2, 3]).unwrap(), expected);
+            }
+        }
+        let message = checkpoint.weights.values(&expert(EXPERTS), &[2, 3]).unwrap_err().to_string();
+        assert!(message.contains(&expert(EXPERTS)), "{message}");
+        digests.push(checkpoint.digest);
+    }
+    assert!(digests.iter().all(|d| *d == digests[0]), "{digests:?}");
+}
+
+#[test]
+fn b180_a_tensor_that_two_ranks_save_is_an_error_for_both() {
+    let out = tempdir().unwrap();
+    let (meeting, state) = (Meeting::new(2), state(1));
+    let weights = [matrix("lm_head.weight", 1.0)];
+    let start = |rank| {
+        save(
+            &Save { out: out.path(), rank, ranks: 2, weights: &weights, optimizer: &[], state: &state, keep: 0 },
+            &meeting,
+        )
+    };
+    let results =
+        std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || start(rank))).map(|t| t.join().unwrap()));
+    let [first, second] = results.map(|result| result.unwrap_err().to_string());
+    assert!(first.contains("lm_head.weight is in both"), "{first}");
+    assert!(second.contains("another rank"), "{second}");
+    assert!(listing(out.path()).is_empty());
+}
+
+const FULL_DISK: &str = "DROPLESS_TEST_FULL_DISK";
+
+/// Runs itself under a file size limit of 8 KiB, where the second checkpoint does not fit.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_is_an_error_that_leaves_older_checkpoints_and_no_trace() {
+    if let Ok(out) = std::env::var(FULL_DISK) {
+        let weights = [NamedTensor::f32("lm_head.weight", &[4096], &[1.0; 4096])];
+        let state = state(2);
+        let all =
+            Save { out: out.as_ref(), rank: 0, ranks: 1, weights: &weights, optimizer: &[], state: &state, keep: 1 };
+        println!("failed with: {}", save(&all, &Meeting::new(1)).unwrap_err());
+        return;
+    }
+    let out = tempdir().unwrap();
+    save_one(out.path(), 1, 1.0, 1).unwrap();
+    let name = "a_full_disk_is_an_error_that_leaves_older_checkpoints_and_no_trace";
+    let child = Command::new("bash")
+        .args(["-c", "trap '' XFSZ; ulimit -f 8; exec \"$0\" --exact --nocapture \"$1\" 2>/dev/null"])
+        .arg(std::env::current_exe().unwrap())
+        .arg(name)
+        .env(FULL_DISK, out.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&child.stdout).into_owned();
+    assert!(child.status.success(), "{text}");
+    assert!(text.contains("failed with: ") && text.contains("model.safetensors: File too large"), "{text}");
+    assert_eq!(listing(out.path()), ["step-000001"]);
+    assert_eq!(value(&find(out.path()).0), 1.0);
+}
+
+#[test]
+fn the_reference_model_reads() {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/reference/deepseek_v3_a");
+    let model = TensorFiles::open(dir.as_ref(), "model").unwrap();
+    assert_eq!(model.shape("lm_head.weight").unwrap(), [256, 64]);
+    let expected = TensorFiles::open(dir.as_ref(), "expected").unwrap();
+    assert!(expected.ids("input_ids").unwrap().iter().all(|&id| id < 256));
+    assert_eq!(expected.values("loss.f32", &[1]).unwrap().len(), 1);
+    assert!(expected.ids("loss.f32").unwrap_err().to_string().contains("loss.f32 is F32"));
+}
