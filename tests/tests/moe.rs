@@ -80,8 +80,8 @@ struct Outcome {
 
 impl Outcome {
     fn bits(&self) -> Vec<u32> {
-        let floats =
-            [&self.y, &self.dx, &self.router, &self.shared, &self.gate_up, &self.down, &self.balance].map(|v| v.as_slice());
+        let floats = [&self.y, &self.dx, &self.router, &self.shared, &self.gate_up, &self.down, &self.balance]
+            .map(|v| v.as_slice());
         let mut bits: Vec<u32> = floats.concat().iter().map(|f| f.to_bits()).collect();
         bits.extend(&self.counts);
         bits.extend(&self.ids);
@@ -197,9 +197,7 @@ impl Problem {
         Fill { out: &counts, value: 0.0 }.run(b).unwrap();
         let experts = layer.prepare(b).unwrap();
         let mut saved = MoeSaved::default();
-        let y = layer
-            .forward(b, &tokens, &experts, &x, None, &residual, &counts, self.policy, &mut saved)
-            .unwrap();
+        let y = layer.forward(b, &tokens, &experts, &x, None, &residual, &counts, self.policy, &mut saved).unwrap();
         let ids = b.download(saved.choice().unwrap().0).unwrap();
         let balance = saved.balance_loss().map_or(Vec::new(), |t| b.download(t).unwrap());
         let dx = layer.backward(b, &tokens, &experts, &x, &dy, saved).unwrap();
@@ -351,8 +349,7 @@ fn reference(p: &Problem, ids: &[u32]) -> Reference {
     for t in 0..t {
         let (x, dy) = (&x[t * h..(t + 1) * h], &dy[t * h..(t + 1) * h]);
         let chosen: Vec<usize> = ids[t * k..(t + 1) * k].iter().map(|&id| id as usize).collect();
-        let scores: Vec<f64> =
-            (0..e).map(|e| 1.0 / (1.0 + (-dot(&router[e * h..(e + 1) * h], x)).exp())).collect();
+        let scores: Vec<f64> = (0..e).map(|e| 1.0 / (1.0 + (-dot(&router[e * h..(e + 1) * h], x)).exp())).collect();
         let sum: f64 = chosen.iter().map(|&e| scores[e]).sum();
         let mut d_weight = vec![0.0; e];
         let mut expert = |w: f64, gu: &[f64], dn: &[f64], grads: Option<(&mut [f64], &mut [f64])>| -> f64 {

@@ -298,7 +298,6 @@ fn eps(model: &ModelConfig) -> f32 {
     single(model.rms_norm_eps)
 }
 
-
 fn recipe(recipe: config::Recipe) -> dropless_core::moe::Recipe {
     use dropless_core::moe::Recipe;
     match recipe {

@@ -66,9 +66,7 @@ impl<'a> Totals<'a> {
             let (rank, local) = (shard / self.shards, shard % self.shards);
             all[(rank * KINDS + kind) * self.shards + local]
         };
-        Ok(std::array::from_fn(|kind| {
-            tree(0, ranks * self.shards, &|shard| Some(value(kind, shard))).unwrap_or(0.0)
-        }))
+        Ok(std::array::from_fn(|kind| tree(0, ranks * self.shards, &|shard| Some(value(kind, shard))).unwrap_or(0.0)))
     }
 }
 
