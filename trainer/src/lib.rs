@@ -8,11 +8,13 @@ pub mod config;
 pub mod data;
 pub mod error;
 pub mod init;
+pub mod metrics;
 pub mod model;
 pub mod options;
 pub mod sample;
 pub mod schedule;
 pub mod train;
+pub mod verify;
 
 pub use config::Config;
 pub use error::{Error, Result};

@@ -1,0 +1,241 @@
+//! What a run reports while it runs: `OUT/metrics.jsonl`, and a progress bar or plain lines.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+
+/// Choices of an expert in a step, over all experts of all layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Load {
+    /// Of the expert with the fewest.
+    pub min: u64,
+    /// Mean.
+    pub mean: f64,
+    /// Of the expert with the most.
+    pub max: u64,
+}
+
+impl Load {
+    /// Of these counts.
+    pub fn of<'a>(counts: impl IntoIterator<Item = &'a u64>) -> Load {
+        let counts: Vec<u64> = counts.into_iter().copied().collect();
+        let total: u64 = counts.iter().sum();
+        let extreme = |value: Option<&u64>| value.copied().unwrap_or(0);
+        let mean = total as f64 / counts.len().max(1) as f64;
+        Load { min: extreme(counts.iter().min()), mean, max: extreme(counts.iter().max()) }
+    }
+}
+
+/// A step's numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// The step, from 1.
+    pub step: u64,
+    /// Mean loss, nats per token.
+    pub loss: f32,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f32,
+    /// Learning rate.
+    pub lr: f32,
+    /// Tokens in a second, over all ranks.
+    pub tokens_per_s: f64,
+    /// Useful arithmetic in a second, 10^12.
+    pub tflops: f64,
+    /// Balance of the experts.
+    pub expert_load: Load,
+    /// Validation loss, after steps that validate.
+    pub validation_loss: Option<f64>,
+    /// Hash over all weights and optimizer state, at checkpoints and at the end.
+    pub digest: Option<String>,
+}
+
+/// A line of the file.
+#[derive(Serialize)]
+struct Line<'a> {
+    step: u64,
+    loss: f32,
+    loss_bits: String,
+    grad_norm: f32,
+    lr: f32,
+    tokens_per_s: f64,
+    tflops: f64,
+    expert_load: Load,
+    /// A constant: no backend can drop a token.
+    dropped: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    validation_loss: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    digest: Option<&'a str>,
+}
+
+impl Record {
+    fn line(&self) -> String {
+        let line = Line {
+            step: self.step,
+            loss: self.loss,
+            loss_bits: format!("{:08x}", self.loss.to_bits()),
+            grad_norm: self.grad_norm,
+            lr: self.lr,
+            tokens_per_s: self.tokens_per_s,
+            tflops: self.tflops,
+            expert_load: self.expert_load,
+            dropped: 0,
+            validation_loss: self.validation_loss,
+            digest: self.digest.as_deref(),
+        };
+        serde_json::to_string(&line).unwrap_or_else(|e| unreachable!("plain numbers: {e}"))
+    }
+}
+
+/// `metrics.jsonl`, one line for each step.
+#[derive(Debug)]
+pub struct Metrics {
+    path: PathBuf,
+    file: File,
+}
+
+impl Metrics {
+    /// Opens the file of the run in `out`, which goes on after step `done`: later lines, and one that was cut off, are
+    /// removed, so that each step is there once.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn open(out: &Path, done: u64) -> Result<Metrics> {
+        let path = out.join("metrics.jsonl");
+        if path.exists() {
+            let text = fs::read_to_string(&path).map_err(Error::io(&path))?;
+            let kept: String = text.split_inclusive('\n').filter(|line| is_before(line, done)).collect();
+            let temporary = out.join("metrics.jsonl.tmp");
+            fs::write(&temporary, kept).map_err(Error::io(&temporary))?;
+            fs::rename(&temporary, &path).map_err(Error::io(&path))?;
+        }
+        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io(&path))?;
+        Ok(Metrics { path, file })
+    }
+
+    /// Adds a line.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&mut self, record: &Record) -> Result<()> {
+        let line = record.line() + "\n";
+        self.file.write_all(line.as_bytes()).map_err(Error::io(&self.path))
+    }
+}
+
+/// Whether a line is whole and belongs to a step up to `done`.
+fn is_before(line: &str, done: u64) -> bool {
+    let step = serde_json::from_str::<serde_json::Value>(line).ok().and_then(|v| v.get("step")?.as_u64());
+    line.ends_with('\n') && step.is_some_and(|step| step <= done)
+}
+
+/// A bar when the error output is a terminal; otherwise a line on the standard output every few steps.
+#[derive(Debug)]
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    interval: u64,
+    steps: u64,
+}
+
+impl Progress {
+    /// For a run of `steps` steps of which `done` are done, with a plain line every `interval` steps.
+    pub fn new(steps: u64, done: u64, interval: u64) -> Progress {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(steps).with_position(done);
+            if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} eta {eta}") {
+                bar.set_style(style);
+            }
+            bar.reset_eta();
+            bar.enable_steady_tick(Duration::from_millis(500));
+            bar
+        });
+        Progress { bar, interval, steps }
+    }
+
+    /// Shows a step.
+    pub fn step(&self, record: &Record) {
+        let Load { min, mean, max } = record.expert_load;
+        let numbers = format!(
+            "loss {:.4}  {:.0} tokens/s  {:.3} TFLOP/s  expert load {min}/{mean:.0}/{max}",
+            record.loss, record.tokens_per_s, record.tflops
+        );
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(record.step);
+                bar.set_message(numbers);
+            }
+            None if record.step.is_multiple_of(self.interval) || record.step == self.steps => {
+                println!("step {}/{}  {numbers}", record.step, self.steps);
+            }
+            None => {}
+        }
+    }
+
+    /// Shows a line that stays.
+    pub fn note(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| println!("{line}")),
+            None => println!("{line}"),
+        }
+    }
+
+    /// Ends the display.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(step: u64, digest: Option<&str>) -> Record {
+        Record {
+            step,
+            loss: 1.5,
+            grad_norm: 0.25,
+            lr: 1e-3,
+            tokens_per_s: 1000.0,
+            tflops: 0.5,
+            expert_load: Load::of(&[3, 1, 2]),
+            validation_loss: None,
+            digest: digest.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn a_line_has_the_bits_of_the_loss_and_no_dropped_token() {
+        let line = record(7, Some("abc")).line();
+        let expected = "{\"step\":7,\"loss\":1.5,\"loss_bits\":\"3fc00000\",\"grad_norm\":0.25,\"lr\":0.001,\
+                        \"tokens_per_s\":1000.0,\"tflops\":0.5,\"expert_load\":{\"min\":1,\"mean\":2.0,\"max\":3},\
+                        \"dropped\":0,\"digest\":\"abc\"}";
+        assert_eq!(line, expected);
+    }
+
+    #[test]
+    fn a_resumed_run_replaces_the_lines_after_its_checkpoint() {
+        let out = tempfile::tempdir().unwrap();
+        let mut metrics = Metrics::open(out.path(), 0).unwrap();
+        for step in 1..=4 {
+            metrics.write(&record(step, None)).unwrap();
+        }
+        metrics.file.write_all(b"{\"step\":5,\"lo").unwrap();
+        let mut metrics = Metrics::open(out.path(), 2).unwrap();
+        metrics.write(&record(3, Some("new"))).unwrap();
+        let text = fs::read_to_string(out.path().join("metrics.jsonl")).unwrap();
+        let steps: Vec<u64> = text
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64().unwrap())
+            .collect();
+        assert_eq!(steps, [1, 2, 3]);
+        assert!(text.ends_with("\"digest\":\"new\"}\n"));
+    }
+}
