@@ -1,6 +1,8 @@
 //! Number formats, f32 functions, and the models of matrix arithmetic. `NUMERICS.md` is the contract.
 
 pub mod bf16;
+pub mod blocks;
+pub mod dequantize;
 pub mod e2m1;
 pub mod e4m3;
 pub mod e5m2;

@@ -40,8 +40,8 @@ impl BlockFormat {
 /// Where the row-wise result goes: blocks run along the columns.
 ///
 /// # Shape
-/// codes as `x` (`E2m1x2`: half the columns); scales as `x` with the columns divided by the block, rounded up (with
-/// `square`: the rows of each matrix too).
+/// codes as `x` (`E2m1x2`: half the columns); scales as `x` with the columns divided by the block, rounded up (FP8
+/// blocks with `square`: the rows of each matrix too).
 #[derive(Clone, Copy, Debug)]
 pub struct RowBlocks<'a> {
     /// e4m3, or e2m1x2.
@@ -88,7 +88,8 @@ pub struct GroupQuantize<'a> {
     pub offsets: Option<&'a Tensor>,
     /// The format.
     pub format: BlockFormat,
-    /// One scale for each square block of a stacked matrix.
+    /// One scale for each square block of a stacked matrix, so that both results hold the same codes. MXFP8 and NVFP4
+    /// store it for each of the block's rows (column-wise: columns), as products expect it.
     pub square: bool,
     /// The row-wise result.
     pub row: Option<RowBlocks<'a>>,
@@ -147,7 +148,7 @@ impl<'a> GroupQuantize<'a> {
             let mut shape = x.shape().to_vec();
             let mut scales = shape.clone();
             scales[dims - 1] = cols.div_ceil(block);
-            if self.square {
+            if self.square && matches!(self.format, BlockFormat::Fp8Block { .. }) {
                 scales[1] = shape[1].div_ceil(block);
             }
             if nvfp4 {
@@ -227,10 +228,8 @@ impl<'a> GroupQuantize<'a> {
                         .shape(&[groups, k.div_ceil(block), n.div_ceil(block)], "[groups, k, n] in blocks")?;
                 } else {
                     number(OP, "x", n.is_multiple_of(block), &format!("a multiple of {block} rows a matrix"), n)?;
-                    let wide = if self.square { k.div_ceil(block) } else { k };
                     Arg::new(OP, "column.codes", codes).shape(&[groups, n, k], "[groups, n, k]")?;
-                    Arg::new(OP, "column.scales", scales)
-                        .shape(&[groups, n / block, wide], "[groups, n in blocks, k]")?;
+                    Arg::new(OP, "column.scales", scales).shape(&[groups, n / block, k], "[groups, n in blocks, k]")?;
                 }
             }
         }

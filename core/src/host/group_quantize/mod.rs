@@ -1,0 +1,89 @@
+//! Block quantization on the host. NUMERICS.md, "Block formats".
+//!
+//! Rows, column blocks and stripes of transposed columns are three passes over the input, each parallel over pieces of
+//! its own result.
+
+mod groups;
+mod passes;
+
+use bytemuck::cast_slice_mut;
+use rayon::prelude::*;
+
+use super::Simd;
+use super::memory::{self, Floats, min_rows};
+use crate::error::Result;
+use crate::numerics::blocks::{self, Format, Fp8Block, Mxfp8, Nvfp4};
+use crate::ops::{BlockFormat, Checked, ColumnBlocks, GroupQuantize, RowBlocks};
+use groups::Groups;
+
+const OP: &str = "group_quantize";
+
+pub(super) fn run(op: &Checked<GroupQuantize<'_>>, simd: Simd) -> Result<()> {
+    let values = memory::input(OP, op.x)?;
+    let offsets = memory::input_opt(OP, op.offsets)?;
+    let groups = match &offsets {
+        Some(offsets) => Groups::ragged(offsets.u32(), op.x.rows())?,
+        None => Groups::stacked(op.x.shape()[0], op.x.shape()[1]),
+    };
+    let x = Source { values: values.floats(), cols: op.x.cols(), simd };
+    match op.format {
+        BlockFormat::Mxfp8 { floor } => quantize(op, &x, &groups, &Mxfp8 { floor }),
+        BlockFormat::Fp8Block { f32_scale } => quantize(op, &x, &groups, &Fp8Block { f32_scale }),
+        BlockFormat::Nvfp4 { stochastic } => {
+            let amax = x.amax(groups.rows());
+            if let Some(out) = op.amax {
+                memory::output(OP, out)?.f32()[0] = amax;
+            }
+            quantize(op, &x, &groups, &Nvfp4::new(amax, stochastic))
+        }
+    }
+}
+
+/// The input: `cols` values a row.
+struct Source<'a> {
+    values: Floats<'a>,
+    cols: usize,
+    simd: Simd,
+}
+
+impl Source<'_> {
+    /// The amax of the first `rows` rows.
+    fn amax(&self, rows: usize) -> f32 {
+        let row = |scratch: &mut Vec<f32>, r| blocks::amax(self.values.row(r, self.cols, scratch));
+        (0..rows).into_par_iter().with_min_len(min_rows(self.cols)).map_init(Vec::new, row).reduce(|| 0.0, f32::max)
+    }
+}
+
+fn quantize<F: Format>(op: &GroupQuantize<'_>, x: &Source<'_>, groups: &Groups, format: &F) -> Result<()> {
+    let squares = op.square.then(|| passes::Squares::new(x, groups, F::BLOCK));
+    // FP8 blocks store one scale for a square, the others one for each of its rows or columns.
+    let grid = squares.as_ref().filter(|_| matches!(op.format, BlockFormat::Fp8Block { .. }));
+    if let Some(RowBlocks { codes, scales }) = op.row {
+        let (mut codes, mut scales) = (memory::output(OP, codes)?, memory::output(OP, scales)?);
+        let scales = cast_slice_mut(scales.bytes());
+        if let Some(grid) = grid {
+            grid.store(format, scales);
+        }
+        passes::rows(x, groups.rows(), format, squares.as_ref(), codes.u8(), grid.is_none().then_some(scales));
+    }
+    if let Some(ColumnBlocks { codes, scales, offsets }) = op.column {
+        if let Some(offsets) = offsets {
+            groups.store_padded(F::BLOCK, memory::output(OP, offsets)?.u32())?;
+        }
+        let transposed = matches!(op.format, BlockFormat::Fp8Block { .. });
+        let (mut codes, mut scales) = (memory::output(OP, codes)?, memory::output(OP, scales)?);
+        let (codes, scales) = (codes.u8(), cast_slice_mut(scales.bytes()));
+        match grid {
+            _ if !transposed => passes::columns(x, &groups.padded(F::BLOCK), format, squares.as_ref(), codes, scales),
+            None => passes::transposed(x, &groups.padded(F::BLOCK), format, None, codes, Some(scales)),
+            Some(grid) => {
+                grid.store_transposed(format, scales);
+                let [_, n, k] = [0, 1, 2].map(|d| op.x.shape()[d]);
+                for (group, codes) in codes.chunks_mut((n * k).max(1)).enumerate() {
+                    passes::transposed(x, &groups.blocks_of(group, F::BLOCK), format, squares.as_ref(), codes, None);
+                }
+            }
+        }
+    }
+    Ok(())
+}
