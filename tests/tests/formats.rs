@@ -26,6 +26,7 @@ fn probes(value: impl Fn(u8) -> f64, codes: u8) -> Vec<f32> {
     let mut probes: Vec<f32> = (0..=u16::MAX).map(bf16::to_f32).collect();
     for code in 0..codes - 1 {
         for at in [value(code), (value(code) + value(code + 1)) / 2.0] {
+            #[expect(clippy::cast_possible_truncation, reason = "both are values of f32")]
             let bits = (at as f32).to_bits();
             for bits in bits.saturating_sub(2)..=bits + 2 {
                 probes.extend([f32::from_bits(bits), -f32::from_bits(bits)]);

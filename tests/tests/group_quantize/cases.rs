@@ -9,12 +9,13 @@ use super::problem::{FP8, FP8_F32, MXFP8, MXFP8_FLOOR, NVFP4, Output, Problem, R
 /// One group of rows, in f32.
 fn ragged(format: BlockFormat, k: usize, x: Vec<f32>) -> Output {
     let rows = Rows::Ragged(vec![x.len() / k]);
-    quantize(&host(None), &Problem { format, bf16: false, x, k, rows }).unwrap()
+    quantize(&host(None), &Problem { format, bf16: false, x, k, rows }).expect("valid")
 }
 
 /// Stacked matrices, in f32.
 fn stacked(format: BlockFormat, groups: usize, square: bool, k: usize, x: Vec<f32>) -> Output {
-    quantize(&host(None), &Problem { format, bf16: false, x, k, rows: Rows::Stacked { groups, square } }).unwrap()
+    quantize(&host(None), &Problem { format, bf16: false, x, k, rows: Rows::Stacked { groups, square } })
+        .expect("valid")
 }
 
 /// `head`, then zeros, `len` values in all.
