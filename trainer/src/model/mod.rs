@@ -20,7 +20,6 @@ use dropless_core::{Backend, DType, Memory, Tensor};
 use crate::config::{self, Config, ModelConfig, ScoringFunc, single};
 use crate::error::Result;
 
-use attention::Attention;
 use head::{Head, HeadLoss};
 use layer::{Feed, Layer, LayerSaved};
 use params::Builder;

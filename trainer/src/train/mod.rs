@@ -1,6 +1,278 @@
-//! Training: [`run`].
+//! Training: [`run`] drives every rank through the steps of a configuration.
+//!
+//! `inputs` brings batches to the device, `step` computes gradients, `optimizer` turns those of all ranks into new weights,
+//! `state` exchanges tensors with checkpoints, `ranks` runs in-process ranks, `reference` computes another framework's
+//! model directory.
 
 mod inputs;
 mod optimizer;
 pub mod ranks;
+pub mod reference;
+pub mod state;
 mod step;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use dropless_core::nn::Tokens;
+use dropless_core::{Backend, Tensor};
+
+pub use step::StepResult;
+
+use crate::checkpoint::{self, Checkpoint, Meeting, Save, State};
+use crate::config::Config;
+use crate::data::{self, Corpus, Position, Stream};
+use crate::error::{Error, Result};
+use crate::metrics::{Load, Metrics, Progress, Record};
+use crate::model::Model;
+use crate::options::TrainOptions;
+use crate::schedule;
+
+/// What a run came to.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// Steps done.
+    pub steps: u64,
+    /// Loss of the last step, in nats per token; None when there was no step left to do.
+    pub loss: Option<f32>,
+    /// Validation loss after the last step, in nats per token.
+    pub validation: f64,
+    /// Entropy of the validation text when every byte is drawn on its own, in nats per token.
+    pub unigram: f64,
+    /// Hash over all weights and optimizer state.
+    pub digest: String,
+    /// The last checkpoint.
+    pub checkpoint: PathBuf,
+}
+
+/// What all ranks of a run share.
+struct Run<'a> {
+    config: &'a Config,
+    options: &'a TrainOptions,
+    train: Arc<Corpus>,
+    validation: Corpus,
+    from: Option<Checkpoint>,
+    meeting: Meeting,
+}
+
+/// Trains as configured, from the beginning or from the newest checkpoint in `options.out`.
+///
+/// # Errors
+/// A configuration or text that does not fit, a checkpoint that cannot be read or written, [`Error::NonFinite`], and
+/// failures of the ranks. The checkpoints written before stay.
+pub fn run(config: &Config, options: &TrainOptions) -> Result<Summary> {
+    config.check(options.ranks)?;
+    let (train, validation) = Corpus::load(&config.data)?;
+    let mut from = None;
+    if options.resume {
+        let found = checkpoint::newest(&options.out)?;
+        found.notes.iter().for_each(|note| eprintln!("{note}"));
+        if let Some(checkpoint) = &found.checkpoint {
+            checkpoint.state.config.check_continues_as(config)?;
+        }
+        from = found.checkpoint;
+    }
+    let unigram = validation.unigram_entropy();
+    let run = Run { config, options, train: Arc::new(train), validation, from, meeting: Meeting::new(options.ranks) };
+    let mut ends = ranks::run(options, config.train.numerics.into(), |backend| Rank::new(&run, backend)?.train())?;
+    let end = ends.swap_remove(0);
+    let saved = end.saved.expect("the first rank saves last");
+    Ok(Summary {
+        steps: end.steps,
+        loss: end.loss,
+        validation: end.validation,
+        unigram,
+        digest: saved.digest,
+        checkpoint: saved.path,
+    })
+}
+
+/// One rank's view of a run.
+struct Rank<'a> {
+    run: &'a Run<'a>,
+    backend: &'a dyn Backend,
+    tokens: Tokens,
+    model: Model,
+    stream: Stream,
+    done: u64,
+    report: Option<Report>,
+    saved: Option<checkpoint::Saved>,
+}
+
+/// What the first rank tells the world.
+struct Report {
+    metrics: Metrics,
+    progress: Progress,
+}
+
+/// How a rank's run ended.
+struct End {
+    steps: u64,
+    loss: Option<f32>,
+    validation: f64,
+    saved: Option<checkpoint::Saved>,
+}
+
+impl<'a> Rank<'a> {
+    fn new(run: &'a Run<'a>, backend: &'a dyn Backend) -> Result<Rank<'a>> {
+        let (config, train) = (run.config, &run.config.train);
+        let ranks = backend.caps().ranks;
+        let tokens =
+            Tokens::new(backend, train.micro_batch_size / ranks, train.sequence_length, train.grad_shards / ranks)?;
+        let mut model = Model::new(backend, config, &tokens)?;
+        let (mut position, mut done) = (Position::default(), 0);
+        let mut saved = None;
+        match &run.from {
+            None => state::initialise(backend, &mut model, train.seed, config.model.initializer_range)?,
+            Some(checkpoint) => {
+                state::load(backend, &mut model, &checkpoint.weights, Some(&checkpoint.optimizer))?;
+                (position, done) = (checkpoint.state.position, checkpoint.state.step);
+                saved = Some(checkpoint::Saved { path: checkpoint.path.clone(), digest: checkpoint.digest.clone() });
+            }
+        }
+        let stream = Stream::new(run.train.clone(), train.sequence_length, train.seed, position)?;
+        let report = if backend.caps().rank == 0 {
+            let progress = Progress::new(train.steps, done, train.log_interval);
+            let (total, active) = (model.params.total(ranks), active(config, &model, ranks));
+            progress.note(&format!("{total} parameters, {active} of them active for a token"));
+            Some(Report { metrics: Metrics::open(&run.options.out, done)?, progress })
+        } else {
+            None
+        };
+        Ok(Rank { run, backend, tokens, model, stream, done, report, saved })
+    }
+
+    fn train(mut self) -> Result<End> {
+        let train = &self.run.config.train;
+        let mut loss = None;
+        while self.done < train.steps {
+            let mut record = self.step()?;
+            loss = Some(record.loss);
+            let last = self.done == train.steps;
+            let due = |interval: u64| interval > 0 && self.done.is_multiple_of(interval);
+            if due(train.eval_interval) && !last {
+                record.validation_loss = Some(self.validate(train.eval_batches)?);
+            }
+            if due(train.checkpoint_interval) || last {
+                self.save()?;
+                record.digest = self.saved.as_ref().map(|s| s.digest.clone());
+            }
+            if let Some(report) = &mut self.report {
+                report.metrics.write(&record)?;
+                report.progress.step(&record);
+                if let Some(loss) = record.validation_loss {
+                    report.progress.note(&format!("step {}: validation loss {loss:.4}", record.step));
+                }
+            }
+        }
+        let validation = self.validate(0)?;
+        if let Some(report) = &self.report {
+            report.progress.finish();
+        }
+        Ok(End { steps: self.done, loss, validation, saved: self.saved })
+    }
+
+    /// One optimizer step.
+    fn step(&mut self) -> Result<Record> {
+        let started = Instant::now();
+        let (config, train) = (self.run.config, &self.run.config.train);
+        let step = self.done + 1;
+        let batch = self.stream.next_batch(train.batch_size);
+        let (result, gradients, counts) = step::gradients(self.backend, config, &self.tokens, &self.model, &batch)?;
+        if !result.loss.is_finite() || !result.grad_norm.is_finite() {
+            return Err(self.non_finite(step, &result, &gradients.replicated)?);
+        }
+        optimizer::update(self.backend, &mut self.model, train, &gradients, &counts, step)?;
+        self.backend.wait()?;
+        self.done = step;
+        let tokens_per_s = train.tokens() as f64 / started.elapsed().as_secs_f64();
+        let flops = flops_per_token(config, &self.model, self.backend.caps().ranks);
+        Ok(Record {
+            step,
+            loss: result.loss,
+            grad_norm: result.grad_norm,
+            lr: schedule::learning_rate(train, step),
+            tokens_per_s,
+            tflops: tokens_per_s * flops / 1e12,
+            expert_load: Load::of(result.counts.iter().flatten()),
+            validation_loss: None,
+            digest: None,
+        })
+    }
+
+    /// The error for a loss or a gradient norm that is not finite: names the first weight that is not, or else the first
+    /// gradient, as far as this rank has them.
+    fn non_finite(&self, step: u64, result: &StepResult, replicated: &Tensor) -> Result<Error> {
+        let bad = |tensor: &Tensor| -> Result<bool> {
+            Ok(self.backend.download::<f32>(tensor)?.iter().any(|x| !x.is_finite()))
+        };
+        let mut tensor = None;
+        for piece in self.model.params.pieces()? {
+            if bad(&piece.value)? {
+                tensor = Some(piece.name);
+                break;
+            }
+        }
+        if tensor.is_none() {
+            for (name, gradient) in self.model.params.gradients(replicated)? {
+                if bad(&gradient)? {
+                    tensor = Some(format!("the gradient of {name}"));
+                    break;
+                }
+            }
+        }
+        let elsewhere = if result.loss.is_finite() { "the gradient norm" } else { "the loss" };
+        let checkpoint = self.saved.as_ref().map_or("none".into(), |s| s.path.display().to_string());
+        Ok(Error::NonFinite { step, tensor: tensor.unwrap_or_else(|| elsewhere.into()), checkpoint })
+    }
+
+    /// The mean loss over that many batches of the validation text, or over all of it for 0, in nats per token.
+    fn validate(&self, batches: usize) -> Result<f64> {
+        let train = &self.run.config.train;
+        let limit = if batches == 0 { usize::MAX } else { batches };
+        let all = data::validation(&self.run.validation, train.sequence_length, train.micro_batch_size)?;
+        let (mut sum, mut count) = (0.0, 0);
+        for batch in all.take(limit) {
+            sum += f64::from(step::evaluate(self.backend, self.run.config, &self.tokens, &self.model, &batch)?);
+            count += batch.valid;
+        }
+        Ok(sum / count.max(1) as f64)
+    }
+
+    fn save(&mut self) -> Result<()> {
+        let run = self.run;
+        let (weights, optimizer) = state::tensors(self.backend, &self.model)?;
+        let state = State { step: self.done, position: self.stream.position(), config: run.config.clone() };
+        let save = Save {
+            out: &run.options.out,
+            rank: self.backend.caps().rank,
+            ranks: self.backend.caps().ranks,
+            weights: &weights,
+            optimizer: &optimizer,
+            state: &state,
+            keep: run.config.train.keep_checkpoints,
+        };
+        if let Some(saved) = checkpoint::save(&save, &run.meeting)? {
+            self.saved = Some(saved);
+        }
+        Ok(())
+    }
+}
+
+/// Parameters in the matrix products of a token: the embedding is a look-up.
+fn active(config: &Config, model: &Model, ranks: usize) -> usize {
+    let m = &config.model;
+    model.params.active(m.num_experts_per_tok, m.n_routed_experts, ranks) - m.vocab_size * m.hidden_size
+}
+
+/// Useful floating-point operations of forward and backward for a token: 6 for each active parameter, and causal
+/// attention. Recomputation and padding do not count.
+fn flops_per_token(config: &Config, model: &Model, ranks: usize) -> f64 {
+    let m = &config.model;
+    let layers = m.num_hidden_layers + m.num_nextn_predict_layers;
+    let dims = m.qk_nope_head_dim + m.qk_rope_head_dim + m.v_head_dim;
+    // Scores and values, 2 operations each, over half the sequence on average; three times that with the backward pass.
+    let attention = 3 * layers * m.num_attention_heads * dims * config.train.sequence_length;
+    (6 * active(config, model, ranks) + attention) as f64
+}

@@ -1,0 +1,141 @@
+//! Runs whose digest must be the same: whatever the ranks, threads, vector instructions and activation policies, and
+//! however often they were killed.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use dropless::config::Config;
+use dropless::options::TrainOptions;
+use dropless::train;
+use dropless_core::host::Simd;
+
+/// A small model with everything in it: groups, a shared expert, a multi-token-prediction module, low-rank queries, two
+/// micro-steps.
+const SMALL: &[&str] = &[
+    "model.hidden_size=64",
+    "model.intermediate_size=64",
+    "model.moe_intermediate_size=32",
+    "model.num_hidden_layers=2",
+    "model.num_attention_heads=2",
+    "model.q_lora_rank=32",
+    "model.kv_lora_rank=32",
+    "model.n_routed_experts=8",
+    "model.num_nextn_predict_layers=1",
+    "train.sequence_length=32",
+    "train.batch_size=8",
+    "train.micro_batch_size=4",
+    "train.grad_shards=4",
+    "train.warmup_steps=5",
+    "train.eval_batches=1",
+    "train.eval_interval=0",
+    "data.validation_fraction=0.01",
+    "train.steps=20",
+];
+
+fn config(more: &[&str]) -> Config {
+    let all: Vec<String> = SMALL.iter().chain(more).map(|s| (*s).to_owned()).collect();
+    Config::load(None, &all).unwrap()
+}
+
+fn options(out: &Path) -> TrainOptions {
+    TrainOptions { out: out.to_path_buf(), resume: false, ranks: 1, threads: 2, simd: None }
+}
+
+fn digest(config: &Config, change: impl FnOnce(&mut TrainOptions)) -> String {
+    let out = tempfile::tempdir().unwrap();
+    let mut options = options(out.path());
+    change(&mut options);
+    train::run(config, &options).unwrap().digest
+}
+
+#[test]
+fn ranks_threads_and_instructions_do_not_matter() {
+    for recipe in ["f32", "bf16", "mxfp8", "fp8-block"] {
+        let config = config(&[&format!("train.recipe=\"{recipe}\"")]);
+        let expected = digest(&config, |_| {});
+        for ranks in [2, 4] {
+            assert_eq!(digest(&config, |o| o.ranks = ranks), expected, "{recipe}, {ranks} ranks");
+        }
+        assert_eq!(digest(&config, |o| o.threads = 1), expected, "{recipe}, 1 thread");
+    }
+}
+
+#[test]
+fn every_level_of_instructions_has_the_digest_of_the_plain_code() {
+    for recipe in ["f32", "bf16", "mxfp8", "fp8-block"] {
+        let config = config(&[&format!("train.recipe=\"{recipe}\""), "train.steps=3"]);
+        let expected = digest(&config, |o| o.simd = Some(Simd::Plain));
+        for simd in Simd::ALL.into_iter().filter(|s| s.available()) {
+            assert_eq!(digest(&config, |o| o.simd = Some(simd)), expected, "{recipe}, {simd:?}");
+        }
+    }
+}
+
+#[test]
+fn policies_do_not_matter() {
+    const CLASSES: [&str; 7] =
+        ["attention_input", "qkv", "attention_output", "mlp_input", "dispatched", "gate_up", "expert_hidden"];
+    for recipe in ["bf16", "mxfp8"] {
+        let recipe = format!("train.recipe=\"{recipe}\"");
+        let expected = digest(&config(&[&recipe]), |_| {});
+        for policy in ["offload", "recompute"] {
+            let set = CLASSES.map(|class| format!("activations.{class}=\"{policy}\""));
+            let all: Vec<&str> = set.iter().map(String::as_str).chain([recipe.as_str()]).collect();
+            assert_eq!(digest(&config(&all), |_| {}), expected, "{policy}");
+            assert_eq!(digest(&config(&all), |o| o.ranks = 2), expected, "{policy}, 2 ranks");
+        }
+    }
+}
+
+#[test]
+fn chunks_are_part_of_the_numbers_but_not_of_the_ranks() {
+    let config = config(&["moe.chunks=2", "train.steps=6"]);
+    let expected = digest(&config, |_| {});
+    for ranks in [2, 4] {
+        assert_eq!(digest(&config, |o| o.ranks = ranks), expected, "{ranks} ranks");
+    }
+}
+
+#[test]
+fn a_checkpoint_of_two_ranks_goes_on_with_one_and_four() {
+    let expected = digest(&config(&[]), |_| {});
+    for ranks in [1, 4] {
+        let out = tempfile::tempdir().unwrap();
+        let first = TrainOptions { ranks: 2, ..options(out.path()) };
+        let stopped = config(&["train.checkpoint_interval=10", "train.keep_checkpoints=0"]);
+        train::run(&stopped, &first).unwrap();
+        // Go back to the middle.
+        std::fs::remove_dir_all(out.path().join("checkpoints/step-000020")).unwrap();
+        let rest = TrainOptions { ranks, resume: true, ..options(out.path()) };
+        let summary = train::run(&stopped, &rest).unwrap();
+        assert_eq!((summary.steps, summary.digest), (20, expected.clone()), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn killed_at_any_point_and_resumed_a_run_ends_with_the_same_digest() {
+    let mut set = vec!["train.checkpoint_interval=2"];
+    let expected = digest(&config(&set), |_| {});
+    set.extend(SMALL);
+    let out = tempfile::tempdir().unwrap();
+    let run = |wait: Option<Duration>| -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dropless"));
+        command.args(["train", "--resume", "--ranks", "2", "--out"]).arg(out.path());
+        set.iter().for_each(|s| {
+            command.args(["--set", s]);
+        });
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        if let Some(wait) = wait {
+            std::thread::sleep(wait);
+            // SIGKILL on Unix.
+            let _ = child.kill();
+        }
+        String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
+    };
+    for wait in [150, 400, 90, 620, 250, 330] {
+        run(Some(Duration::from_millis(wait)));
+    }
+    let last = run(None);
+    assert!(last.contains(&expected), "{expected} in {last}");
+}
