@@ -1,2 +1,7 @@
 //! The program `dropless`.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    dropless::cli::run(std::env::args_os())
+}

@@ -34,21 +34,22 @@ impl Config {
     /// [`Error::Config`] for a file that cannot be read, is not TOML, or has an unknown key or a wrong type.
     pub fn load(file: Option<&Path>, overrides: &[String]) -> Result<Config> {
         let mut table = parse(DEFAULT, "configs/default.toml")?;
-        let mut known = paths(&table);
-        known.extend(paths(&parse(OPTIONAL, "configs/default.toml")?));
         if let Some(path) = file {
             let name = path.display().to_string();
             let text = fs::read_to_string(path).map_err(|e| Error::Config(format!("{name}: {e}")))?;
             let user = parse(&text, &name)?;
-            reject_unknown(&user, &known, &name)?;
+            reject_unknown(&user, &name)?;
             overlay(&mut table, user);
         }
-        for text in overrides {
-            let user = parse_override(text)?;
-            reject_unknown(&user, &known, "--set")?;
-            overlay(&mut table, user);
-        }
-        from_table(table)
+        from_table(with_overrides(table, overrides)?)
+    }
+
+    /// This configuration with `overrides` as in [`load`](Config::load).
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub fn with(&self, overrides: &[String]) -> Result<Config> {
+        from_table(with_overrides(parse(&self.to_toml(), "configuration")?, overrides)?)
     }
 
     /// The configuration as TOML, every key present.
@@ -81,6 +82,15 @@ fn one_line(message: &str) -> String {
     message.trim().replace('\n', "; ")
 }
 
+fn with_overrides(mut table: Table, overrides: &[String]) -> Result<Table> {
+    for text in overrides {
+        let user = parse_override(text)?;
+        reject_unknown(&user, "--set")?;
+        overlay(&mut table, user);
+    }
+    Ok(table)
+}
+
 /// `a.b=value` as nested tables.
 fn parse_override(text: &str) -> Result<Table> {
     let (path, value) =
@@ -106,11 +116,13 @@ fn overlay(base: &mut Table, top: Table) {
     }
 }
 
-fn reject_unknown(user: &Table, known: &BTreeSet<String>, name: &str) -> Result<()> {
+fn reject_unknown(user: &Table, name: &str) -> Result<()> {
+    let mut known = paths(&parse(DEFAULT, "configs/default.toml")?);
+    known.extend(paths(&parse(OPTIONAL, "configs/default.toml")?));
     match paths(user).into_iter().find(|path| !known.contains(path)) {
         None => Ok(()),
         Some(path) => {
-            let nearest = nearest(&path, known);
+            let nearest = nearest(&path, &known);
             Err(Error::Config(format!("{name}: unknown key {path}, did you mean {nearest}?")))
         }
     }

@@ -1,0 +1,220 @@
+//! The ops of the host backend.
+
+use std::convert::identity;
+use std::io::Write;
+use std::time::Duration;
+
+use dropless_core::host::{Host, HostOptions, Simd};
+use dropless_core::numerics::bf16;
+use dropless_core::ops::{
+    AdamW, Attention, AttentionForward, AttentionShape, BlockFormat, ColumnBlocks, GemmKind, GroupQuantize, GroupedGemm,
+    Operand, RowBlocks,
+};
+use dropless_core::{Backend, DType, Memory, NumericModel, Result, Tensor};
+
+use super::{medians, peer};
+use crate::init;
+use crate::options::TrainOptions;
+
+/// Random data of a name, standard normal.
+fn random(name: &str, len: usize) -> Vec<f32> {
+    let mut values = vec![0.0; len];
+    init::normal(0, name, 1.0, 0, &mut values);
+    values
+}
+
+/// One machine under one numeric model.
+struct Bench<'a> {
+    backend: &'a dyn Backend,
+    out: &'a mut dyn Write,
+}
+
+/// Prints a line for each op.
+///
+/// # Errors
+/// Those of the ops.
+pub fn host(options: &TrainOptions, out: &mut dyn Write) -> Result<()> {
+    let threads = match options.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        n => n,
+    };
+    let simd = options.simd.unwrap_or_else(Simd::best);
+    let machine = processor().unwrap_or_else(|| std::env::consts::ARCH.into());
+    print(out, &format!("dropless {}, {machine}, {threads} threads, {simd:?}", env!("CARGO_PKG_VERSION")));
+    for numerics in [NumericModel::Hopper, NumericModel::F32] {
+        let options = HostOptions { numerics, threads, simd: options.simd, ..HostOptions::default() };
+        let host = Host::new(options)?;
+        let mut bench = Bench { backend: &host, out: &mut *out };
+        if numerics == NumericModel::F32 {
+            bench.f32_against_gemm(threads)?;
+            continue;
+        }
+        for kind in [GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad] {
+            bench.grouped_gemm(kind)?;
+        }
+        bench.quantize("mxfp8", BlockFormat::Mxfp8 { floor: false })?;
+        bench.quantize("fp8 blocks", BlockFormat::Fp8Block { f32_scale: false })?;
+        bench.attention()?;
+        bench.adamw()?;
+    }
+    Ok(())
+}
+
+/// A closed output ends the printing, not the measurement.
+fn print(out: &mut dyn Write, line: &str) {
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// What the system calls this processor.
+fn processor() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// `amount` a second, in 10^9.
+fn giga(amount: usize, time: Duration) -> f64 {
+    amount as f64 / time.as_secs_f64() / 1e9
+}
+
+impl Bench<'_> {
+    fn bf16(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let codes: Vec<u16> = random(name, shape.iter().product()).into_iter().map(bf16::from_f32).collect();
+        self.backend.upload(DType::Bf16, shape, &codes)
+    }
+
+    fn f32(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        self.backend.upload(DType::F32, shape, &random(name, shape.iter().product()))
+    }
+
+    fn empty(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        self.backend.alloc(dtype, shape, Memory::Device)
+    }
+
+    fn time(&self, mut op: impl FnMut() -> Result<()>) -> Result<Duration> {
+        Ok(medians(&mut [&mut op])?[0])
+    }
+
+    fn line(&mut self, name: &str, time: Duration, rate: &str) {
+        print(self.out, &format!("{name:44} {:9.3} ms  {rate}", time.as_secs_f64() * 1e3));
+    }
+
+    /// Eight experts of unequal, partly empty loads.
+    fn grouped_gemm(&mut self, kind: GemmKind) -> Result<()> {
+        let (n, k) = (512, 512);
+        let offsets = [0u32, 200, 200, 256, 300, 513, 640, 700, 1024];
+        let (groups, rows) = (offsets.len() - 1, 1024);
+        let shapes = match kind {
+            GemmKind::Forward => [vec![rows, k], vec![groups, n, k], vec![rows, n]],
+            GemmKind::Dgrad => [vec![rows, n], vec![groups, n, k], vec![rows, k]],
+            GemmKind::Wgrad => [vec![rows, n], vec![rows, k], vec![groups, n, k]],
+        };
+        let (a, b) = (self.bf16("a", &shapes[0])?, self.bf16("b", &shapes[1])?);
+        let out = self.empty(if kind == GemmKind::Wgrad { DType::F32 } else { DType::Bf16 }, &shapes[2])?;
+        let offsets = self.backend.upload(DType::U32, &[groups + 1], &offsets)?;
+        let (a, b) = (Operand::plain(&a), Operand::plain(&b));
+        let op = GroupedGemm { kind, a, b, offsets: &offsets, out: &out, accumulate: false };
+        let time = self.time(|| op.run(self.backend))?;
+        let name = format!("grouped_gemm {kind:?} hopper bf16 {rows}x{n}x{k}");
+        self.line(&name, time, &format!("{:.2} G multiply-adds/s", giga(rows * n * k, time)));
+        Ok(())
+    }
+
+    fn f32_against_gemm(&mut self, threads: usize) -> Result<()> {
+        const N: usize = 512;
+        let (a, b) = (random("a", N * N), random("b", N * N));
+        let (a_device, b_device) = (self.f32("a", &[N, N])?, self.f32("b", &[1, N, N])?);
+        let out = self.empty(DType::F32, &[N, N])?;
+        let offsets = self.backend.upload(DType::U32, &[2], &[0u32, 512])?;
+        let (kind, a_operand, b_operand) = (GemmKind::Forward, Operand::plain(&a_device), Operand::plain(&b_device));
+        let op =
+            GroupedGemm { kind, a: a_operand, b: b_operand, offsets: &offsets, out: &out, accumulate: false };
+        let mut theirs = vec![0.0; N * N];
+        let times = medians(&mut [
+            &mut || op.run(self.backend),
+            &mut || identity::<Result<()>>({
+                peer::product(N, N, N, &a, &b, &mut theirs, threads);
+                Ok(())
+            }),
+        ])?;
+        let rates = [giga(N * N * N, times[0]), giga(N * N * N, times[1])];
+        let ratio = 100.0 * rates[0] / rates[1];
+        self.line("grouped_gemm Forward f32 512x512x512", times[0], &format!("{:.2} G multiply-adds/s", rates[0]));
+        let peer = format!("{:.2} G multiply-adds/s (dropless has {ratio:.0} % of it)", rates[1]);
+        self.line("peer: the gemm crate, f32 512x512x512", times[1], &peer);
+        Ok(())
+    }
+
+    fn quantize(&mut self, name: &str, format: BlockFormat) -> Result<()> {
+        let (rows, cols, groups) = (2048, 1024, 4);
+        let x = self.bf16("x", &[rows, cols])?;
+        let offsets = self.backend.upload(DType::U32, &[groups + 1], &[0u32, 500, 500, 1500, 2048])?;
+        let block = format.block();
+        let padded = GroupQuantize::padded_rows(format, rows, groups);
+        let scale = if matches!(format, BlockFormat::Mxfp8 { .. }) { DType::Ue8m0 } else { DType::F32 };
+        // FP8 blocks store the column-wise result transposed.
+        let (columns, column_scales) = match format {
+            BlockFormat::Fp8Block { .. } => ([cols, padded], [cols, padded / block]),
+            _ => ([padded, cols], [padded / block, cols]),
+        };
+        let (row_codes, row_scales) = (self.empty(DType::E4m3, &[rows, cols])?, self.empty(scale, &[rows, cols / block])?);
+        let (codes, scales) = (self.empty(DType::E4m3, &columns)?, self.empty(scale, &column_scales)?);
+        let padded_offsets = self.empty(DType::U32, &[groups + 1])?;
+        let op = GroupQuantize {
+            x: &x,
+            offsets: Some(&offsets),
+            format,
+            square: false,
+            row: Some(RowBlocks { codes: &row_codes, scales: &row_scales }),
+            column: Some(ColumnBlocks { codes: &codes, scales: &scales, offsets: Some(&padded_offsets) }),
+            amax: None,
+        };
+        let time = self.time(|| op.run(self.backend))?;
+        let rate = format!("{:.2} G elements/s", giga(rows * cols, time));
+        self.line(&format!("group_quantize {name}, both ways, {rows}x{cols}"), time, &rate);
+        Ok(())
+    }
+
+    fn attention(&mut self) -> Result<()> {
+        let shape =
+            AttentionShape { batch: 2, sequence: 512, heads: 4, kv_heads: 4, qk_dim: 96, v_dim: 64, scale: 0.1 };
+        let tokens = shape.batch * shape.sequence;
+        let (qk, v) = (shape.heads * shape.qk_dim, shape.heads * shape.v_dim);
+        let [q, k] = [self.bf16("q", &[tokens, qk])?, self.bf16("k", &[tokens, qk])?];
+        let values = self.bf16("v", &[tokens, v])?;
+        let (out, lse) = (self.empty(DType::Bf16, &[tokens, v])?, self.empty(DType::F32, &[tokens, shape.heads])?);
+        let op = AttentionForward { q: &q, k: &k, v: &values, start: None, out: &out, lse: &lse, shape };
+        let time = self.time(|| Attention::Forward(op).run(self.backend))?;
+        // A row sees half the keys on average.
+        let work = tokens * (shape.sequence + 1) / 2 * shape.heads * (shape.qk_dim + shape.v_dim);
+        let rate = format!("{:.2} G multiply-adds/s", giga(work, time));
+        self.line("attention forward hopper bf16 2x512, 4 heads", time, &rate);
+        Ok(())
+    }
+
+    fn adamw(&mut self) -> Result<()> {
+        let len = 1 << 20;
+        let [grad, param] = [self.f32("grad", &[len])?, self.f32("param", &[len])?];
+        let zeros = vec![0.0f32; len];
+        let [m, v] = [self.backend.upload(DType::F32, &[len], &zeros)?, self.backend.upload(DType::F32, &[len], &zeros)?];
+        let half = self.empty(DType::Bf16, &[len])?;
+        let clip = self.backend.upload(DType::F32, &[2], &[1.0f32, 1.0])?;
+        let step = self.backend.upload(DType::F32, &[3], &[1e-3f32, 0.1, 0.05])?;
+        let op = AdamW {
+            grad: &grad,
+            clip: &clip,
+            step: &step,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            decay: 0.1,
+            param: &param,
+            m: &m,
+            v: &v,
+            half: Some(&half),
+        };
+        let time = self.time(|| op.run(self.backend))?;
+        self.line("adamw 2^20 parameters", time, &format!("{:.2} G parameters/s", giga(len, time)));
+        Ok(())
+    }
+}

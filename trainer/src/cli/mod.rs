@@ -1,0 +1,277 @@
+//! The command line: parsing, the commands, and their exit codes.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | `verify` found a tensor past its bound |
+//! | 2 | nothing done, or not all: one line on the error output says why |
+
+mod doctor;
+mod runs;
+mod train;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use dropless_core::host::Simd;
+
+use crate::checkpoint::{Checkpoint, newest};
+use crate::checkpoint::TensorFiles;
+use crate::config::{Numerics, Recipe};
+use crate::error::{Error, Result};
+use crate::generate::Generator;
+use crate::options::TrainOptions;
+use crate::sample::Sampling;
+use crate::train::reference;
+use crate::verify::Report;
+use crate::{bench, train as training};
+
+/// Trains Mixture-of-Experts language models that never drop a token, with the same bits on every backend.
+#[derive(Debug, Parser)]
+#[command(name = "dropless", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train a model; without arguments the shipped small one, on this repository's own text
+    Train(train::TrainArgs),
+    /// Compute the validation loss of a checkpoint
+    Eval(EvalArgs),
+    /// Continue a text with a trained model
+    Generate(GenerateArgs),
+    /// Compare a model directory (config.json, model.safetensors, expected.safetensors) with what is computed here
+    Verify(VerifyArgs),
+    /// Say which backends there are on this machine, and why others are not
+    Doctor,
+    /// Measure the speed of a backend's ops
+    Bench(BenchArgs),
+}
+
+/// Where to compute. None of it changes a bit.
+#[derive(Debug, Args)]
+struct Machine {
+    /// Backend
+    #[arg(long, value_enum, default_value_t = BackendName::Auto)]
+    backend: BackendName,
+    /// In-process ranks that share the experts
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    ranks: usize,
+    /// Threads of the host backend; 0 for one for each core
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    threads: usize,
+    /// Vector instructions of the host backend; the best of the machine by default
+    #[arg(long, value_enum)]
+    simd: Option<SimdName>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum BackendName {
+    /// The best one there is
+    Auto,
+    /// CPU threads
+    Host,
+    /// Any GPU (not in this version)
+    Wgpu,
+    /// NVIDIA GPUs (not in this version)
+    Cuda,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SimdName {
+    /// None
+    Plain,
+    /// x86-64 with AVX2 and FMA
+    Avx2,
+    /// x86-64 with AVX-512
+    Avx512,
+}
+
+impl Machine {
+    /// The options for a run in `out`.
+    fn options(&self, out: PathBuf, resume: bool) -> Result<TrainOptions> {
+        self.backend.require()?;
+        let simd = self.simd.map(|name| match name {
+            SimdName::Plain => Simd::Plain,
+            SimdName::Avx2 => Simd::Avx2,
+            SimdName::Avx512 => Simd::Avx512,
+        });
+        Ok(TrainOptions { out, resume, ranks: self.ranks, threads: self.threads, simd })
+    }
+}
+
+impl BackendName {
+    /// An error unless the backend is part of this program.
+    fn require(self) -> Result<()> {
+        match self {
+            BackendName::Auto | BackendName::Host => Ok(()),
+            BackendName::Wgpu | BackendName::Cuda => {
+                let name = if self == BackendName::Wgpu { "wgpu" } else { "cuda" };
+                Err(Error::Usage(format!("--backend {name}: not in this version; use --backend host")))
+            }
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+struct EvalArgs {
+    /// A run's directory or a checkpoint [default: the last run in out/]
+    run: Option<PathBuf>,
+    #[command(flatten)]
+    machine: Machine,
+    /// Change a key of the checkpoint's configuration, e.g. data.validation='["notes/*.txt"]'
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct GenerateArgs {
+    /// A run's directory or a checkpoint [default: the last run in out/]
+    run: Option<PathBuf>,
+    /// The text to continue
+    #[arg(long)]
+    prompt: String,
+    /// Tokens to add at most
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    tokens: usize,
+    /// Seed of the choices
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Divides the logits; 0 always takes the most likely token
+    #[arg(long, default_value_t = 0.8)]
+    temperature: f64,
+    /// Choose among the most likely tokens that have this probability together
+    #[arg(long, default_value_t = 0.95)]
+    top_p: f64,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+#[derive(Debug, Args)]
+struct VerifyArgs {
+    /// The directory
+    model: PathBuf,
+    /// Arithmetic of the matrix products
+    #[arg(long, value_enum, default_value_t = Numerics::F32)]
+    numerics: Numerics,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+#[derive(Debug, Args)]
+struct BenchArgs {
+    /// Backend
+    #[arg(value_enum, default_value_t = BackendName::Host)]
+    backend: BackendName,
+    /// Threads; 0 for one for each core
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    threads: usize,
+    /// Vector instructions; the best of the machine by default
+    #[arg(long, value_enum)]
+    simd: Option<SimdName>,
+}
+
+/// Runs the program with these arguments, the first of which is its name.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => return refuse(&usage(&error)),
+        Err(help) => {
+            // Nothing can be done about a closed output.
+            let _ = help.print();
+            return ExitCode::SUCCESS;
+        }
+    };
+    match dispatch(cli.command) {
+        Ok(code) => code,
+        Err(error) => refuse(&error.to_string()),
+    }
+}
+
+fn refuse(message: &str) -> ExitCode {
+    eprintln!("error: {message}");
+    ExitCode::from(2)
+}
+
+/// The parser's message as one line, without the usage that follows it.
+fn usage(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let message = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+    let message = message.trim_start_matches("error: ").split(" For more information").next().unwrap_or_default();
+    format!("{message} (see dropless --help)")
+}
+
+fn dispatch(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Train(args) => train::run(args)?,
+        Command::Eval(args) => eval(args)?,
+        Command::Generate(args) => generate(&args)?,
+        Command::Verify(args) => return verify(args),
+        Command::Doctor => print!("{}", doctor::report()),
+        Command::Bench(args) => {
+            let machine = Machine { backend: args.backend, ranks: 1, threads: args.threads, simd: args.simd };
+            let options = machine.options(PathBuf::new(), false)?;
+            bench::host(&options, &mut std::io::stdout()).map_err(Error::Core)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The checkpoint at `path`, which may be one or a run's directory; by default the newest of the last run.
+fn checkpoint(path: Option<&Path>) -> Result<Checkpoint> {
+    let run = match path {
+        Some(path) if path.join("state.json").exists() => return Checkpoint::open(path),
+        Some(path) => path.to_owned(),
+        None => runs::last()?,
+    };
+    let found = newest(&run)?;
+    found.notes.iter().for_each(|note| eprintln!("{note}"));
+    found.checkpoint.ok_or_else(|| Error::Usage(format!("{}: there is no checkpoint", run.display())))
+}
+
+fn eval(args: EvalArgs) -> Result<()> {
+    let checkpoint = checkpoint(args.run.as_deref())?;
+    let config = checkpoint.state.config.with(&args.set)?;
+    let options = args.machine.options(PathBuf::new(), false)?;
+    let result = training::evaluate(&config, &checkpoint, &options)?;
+    println!("{} at step {}", checkpoint.path.display(), checkpoint.state.step);
+    train::print_validation(result.loss, result.unigram);
+    Ok(())
+}
+
+fn generate(args: &GenerateArgs) -> Result<()> {
+    let (temperature, top_p) = (args.temperature, args.top_p);
+    if !(temperature.is_finite() && temperature >= 0.0) {
+        return Err(Error::Usage(format!("--temperature is {temperature}, expected 0 or more")));
+    }
+    if !(0.0..=1.0).contains(&top_p) {
+        return Err(Error::Usage(format!("--top-p is {top_p}, expected 0 to 1")));
+    }
+    let options = args.machine.options(PathBuf::new(), false)?;
+    let checkpoint = checkpoint(args.run.as_deref())?;
+    let sampling = Sampling { seed: args.seed, temperature, top_p };
+    let generator = Generator::open(&checkpoint, &options)?;
+    print!("{}", args.prompt);
+    generator.continue_text(args.prompt.as_bytes(), args.tokens, &sampling, |bytes| {
+        // Nothing can be done about a closed output.
+        let mut out = std::io::stdout();
+        let _ = out.write_all(bytes).and_then(|()| out.flush());
+    })?;
+    println!();
+    Ok(())
+}
+
+fn verify(args: VerifyArgs) -> Result<ExitCode> {
+    let options = args.machine.options(PathBuf::new(), false)?;
+    let computed = reference::compute(&args.model, args.numerics.into(), Recipe::F32, &options)?;
+    let report = Report::compare(&TensorFiles::open(&args.model, "expected")?, computed)?;
+    println!("|error| / |reference|, 2-norms over each tensor");
+    println!("{report}");
+    Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,110 @@
+//! `dropless train`: the configuration, the run's directory, and what is printed at the end.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::{Machine, runs};
+use crate::checkpoint::Checkpoint;
+use crate::config::{Config, Numerics};
+use crate::error::{Error, Result};
+use crate::generate::Generator;
+use crate::options::TrainOptions;
+use crate::sample::Sampling;
+use crate::train;
+
+/// The start and the length of the text that a finished run shows.
+const SAMPLE_PROMPT: &str = "//! The ";
+const SAMPLE_TOKENS: usize = 160;
+
+#[derive(Debug, Args)]
+pub(super) struct TrainArgs {
+    /// Configuration; keys that it leaves out are those of configs/default.toml
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    machine: Machine,
+    /// Arithmetic of the matrix products [default: train.numerics]
+    #[arg(long, value_enum)]
+    numerics: Option<Numerics>,
+    /// Optimizer steps [default: train.steps]
+    #[arg(long, value_name = "N")]
+    steps: Option<u64>,
+    /// Directory of the run [default: a new out/run-N; with --resume the last one]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Continue the run in --out from its newest checkpoint
+    #[arg(long)]
+    resume: bool,
+    /// Change a key of the configuration, e.g. train.seed=7
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Print the effective configuration and stop
+    #[arg(long)]
+    print_config: bool,
+}
+
+/// The file with a run's effective configuration.
+const CONFIG: &str = "config.toml";
+
+pub(super) fn run(args: TrainArgs) -> Result<()> {
+    let resumed = if args.resume { Some(runs::existing(args.out.as_deref())?) } else { None };
+    let own = resumed.as_ref().map(|out| out.join(CONFIG)).filter(|path| path.exists());
+    let config = effective(&args, own.as_deref())?;
+    config.check(args.machine.ranks)?;
+    if args.print_config {
+        print!("{}", config.to_toml());
+        return Ok(());
+    }
+    let out = PathBuf::new();
+    let mut options = args.machine.options(out, args.resume)?;
+    options.out = match resumed {
+        Some(out) => out,
+        None => runs::new(args.out.as_deref())?,
+    };
+    write_config(&options.out, &config)?;
+    println!("run in {}", options.out.display());
+    let summary = train::run(&config, &options)?;
+    if let Some(loss) = summary.loss {
+        println!("training loss {loss:.4} at step {}", summary.steps);
+    }
+    print_validation(summary.validation, summary.unigram);
+    println!("checkpoint {}", summary.checkpoint.display());
+    println!("digest {}", summary.digest);
+    print_sample(&summary.checkpoint, &options)
+}
+
+/// The configuration of the file (by default that of the resumed run), with the command line's changes.
+fn effective(args: &TrainArgs, own: Option<&Path>) -> Result<Config> {
+    let mut config = Config::load(args.config.as_deref().or(own), &args.set)?;
+    if let Some(numerics) = args.numerics {
+        config.train.numerics = numerics;
+    }
+    if let Some(steps) = args.steps {
+        config.train.steps = steps;
+    }
+    Ok(config)
+}
+
+/// Written under another name first, so that a run never has half a configuration.
+fn write_config(out: &Path, config: &Config) -> Result<()> {
+    let (temporary, path) = (out.join("config.toml.tmp"), out.join(CONFIG));
+    fs::write(&temporary, config.to_toml()).map_err(Error::io(&temporary))?;
+    fs::rename(&temporary, &path).map_err(Error::io(&path))
+}
+
+/// The validation loss beside what a model without context would lose.
+pub(super) fn print_validation(loss: f64, unigram: f64) {
+    println!(
+        "validation loss {loss:.4} nats per byte, {:.4} under the byte-unigram entropy of the text, {unigram:.4}",
+        unigram - loss
+    );
+}
+
+fn print_sample(checkpoint: &Path, options: &TrainOptions) -> Result<()> {
+    let generator = Generator::open(&Checkpoint::open(checkpoint)?, options)?;
+    let sampling = Sampling { seed: 0, temperature: 0.8, top_p: 0.95 };
+    let text = generator.continue_text(SAMPLE_PROMPT.as_bytes(), SAMPLE_TOKENS, &sampling, |_| {})?;
+    println!("sample:\n{SAMPLE_PROMPT}{}", String::from_utf8_lossy(&text));
+    Ok(())
+}
