@@ -3,7 +3,9 @@
 //! Read in this order: [`config`] (every key), [`data`] (text to batches), [`schedule`] and [`init`] (pure functions of
 //! step and seed), [`checkpoint`] (what a run leaves behind), [`cli`] (the commands).
 
+pub mod bench;
 pub mod checkpoint;
+pub mod cli;
 pub mod config;
 pub mod data;
 pub mod error;

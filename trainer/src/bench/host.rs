@@ -7,8 +7,8 @@ use std::time::Duration;
 use dropless_core::host::{Host, HostOptions, Simd};
 use dropless_core::numerics::bf16;
 use dropless_core::ops::{
-    AdamW, Attention, AttentionForward, AttentionShape, BlockFormat, ColumnBlocks, GemmKind, GroupQuantize, GroupedGemm,
-    Operand, RowBlocks,
+    AdamW, Attention, AttentionForward, AttentionShape, BlockFormat, ColumnBlocks, GemmKind, GroupQuantize,
+    GroupedGemm, Operand, RowBlocks,
 };
 use dropless_core::{Backend, DType, Memory, NumericModel, Result, Tensor};
 
@@ -127,16 +127,14 @@ impl Bench<'_> {
         let out = self.empty(DType::F32, &[N, N])?;
         let offsets = self.backend.upload(DType::U32, &[2], &[0u32, 512])?;
         let (kind, a_operand, b_operand) = (GemmKind::Forward, Operand::plain(&a_device), Operand::plain(&b_device));
-        let op =
-            GroupedGemm { kind, a: a_operand, b: b_operand, offsets: &offsets, out: &out, accumulate: false };
+        let op = GroupedGemm { kind, a: a_operand, b: b_operand, offsets: &offsets, out: &out, accumulate: false };
         let mut theirs = vec![0.0; N * N];
-        let times = medians(&mut [
-            &mut || op.run(self.backend),
-            &mut || identity::<Result<()>>({
+        let times = medians(&mut [&mut || op.run(self.backend), &mut || {
+            identity::<Result<()>>({
                 peer::product(N, N, N, &a, &b, &mut theirs, threads);
                 Ok(())
-            }),
-        ])?;
+            })
+        }])?;
         let rates = [giga(N * N * N, times[0]), giga(N * N * N, times[1])];
         let ratio = 100.0 * rates[0] / rates[1];
         self.line("grouped_gemm Forward f32 512x512x512", times[0], &format!("{:.2} G multiply-adds/s", rates[0]));
@@ -157,7 +155,8 @@ impl Bench<'_> {
             BlockFormat::Fp8Block { .. } => ([cols, padded], [cols, padded / block]),
             _ => ([padded, cols], [padded / block, cols]),
         };
-        let (row_codes, row_scales) = (self.empty(DType::E4m3, &[rows, cols])?, self.empty(scale, &[rows, cols / block])?);
+        let (row_codes, row_scales) =
+            (self.empty(DType::E4m3, &[rows, cols])?, self.empty(scale, &[rows, cols / block])?);
         let (codes, scales) = (self.empty(DType::E4m3, &columns)?, self.empty(scale, &column_scales)?);
         let padded_offsets = self.empty(DType::U32, &[groups + 1])?;
         let op = GroupQuantize {
@@ -196,7 +195,8 @@ impl Bench<'_> {
         let len = 1 << 20;
         let [grad, param] = [self.f32("grad", &[len])?, self.f32("param", &[len])?];
         let zeros = vec![0.0f32; len];
-        let [m, v] = [self.backend.upload(DType::F32, &[len], &zeros)?, self.backend.upload(DType::F32, &[len], &zeros)?];
+        let [m, v] =
+            [self.backend.upload(DType::F32, &[len], &zeros)?, self.backend.upload(DType::F32, &[len], &zeros)?];
         let half = self.empty(DType::Bf16, &[len])?;
         let clip = self.backend.upload(DType::F32, &[2], &[1.0f32, 1.0])?;
         let step = self.backend.upload(DType::F32, &[3], &[1e-3f32, 0.1, 0.05])?;

@@ -18,8 +18,8 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use dropless_core::host::Simd;
 
-use crate::checkpoint::{Checkpoint, newest};
 use crate::checkpoint::TensorFiles;
+use crate::checkpoint::{Checkpoint, newest};
 use crate::config::{Numerics, Recipe};
 use crate::error::{Error, Result};
 use crate::generate::Generator;

@@ -4,6 +4,7 @@
 //! `state` exchanges tensors with checkpoints, `ranks` runs in-process ranks, `reference` computes another framework's
 //! model directory.
 
+mod evaluate;
 mod inputs;
 mod optimizer;
 pub mod ranks;
@@ -18,11 +19,12 @@ use std::time::Instant;
 use dropless_core::nn::Tokens;
 use dropless_core::{Backend, Tensor};
 
+pub use evaluate::{Validation, evaluate};
 pub use step::StepResult;
 
 use crate::checkpoint::{self, Checkpoint, Meeting, Save, State};
 use crate::config::Config;
-use crate::data::{self, Corpus, Position, Stream};
+use crate::data::{Corpus, Position, Stream};
 use crate::error::{Error, Result};
 use crate::metrics::{Load, Metrics, Progress, Record};
 use crate::model::Model;
@@ -229,15 +231,8 @@ impl<'a> Rank<'a> {
 
     /// The mean loss over that many batches of the validation text, or over all of it for 0, in nats per token.
     fn validate(&self, batches: usize) -> Result<f64> {
-        let train = &self.run.config.train;
-        let limit = if batches == 0 { usize::MAX } else { batches };
-        let all = data::validation(&self.run.validation, train.sequence_length, train.micro_batch_size)?;
-        let (mut sum, mut count) = (0.0, 0);
-        for batch in all.take(limit) {
-            sum += f64::from(step::evaluate(self.backend, self.run.config, &self.tokens, &self.model, &batch)?);
-            count += batch.valid;
-        }
-        Ok(sum / count.max(1) as f64)
+        let text = &self.run.validation;
+        evaluate::mean_loss(self.backend, self.run.config, &self.tokens, &self.model, text, batches)
     }
 
     fn save(&mut self) -> Result<()> {

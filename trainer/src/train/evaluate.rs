@@ -1,0 +1,59 @@
+//! The validation loss, while training and of a checkpoint.
+
+use dropless_core::Backend;
+use dropless_core::nn::Tokens;
+
+use super::{ranks, state, step};
+use crate::checkpoint::Checkpoint;
+use crate::config::Config;
+use crate::data::{self, Corpus};
+use crate::error::Result;
+use crate::model::Model;
+use crate::options::TrainOptions;
+
+/// The loss on the validation text.
+#[derive(Clone, Copy, Debug)]
+pub struct Validation {
+    /// In nats per token.
+    pub loss: f64,
+    /// Entropy of the text when every byte is drawn on its own, in nats per byte.
+    pub unigram: f64,
+}
+
+/// The loss of a checkpoint on the whole validation text of `config`.
+///
+/// # Errors
+/// A configuration or text that does not fit, tensors that cannot be read, and failures of the ranks.
+pub fn evaluate(config: &Config, checkpoint: &Checkpoint, options: &TrainOptions) -> Result<Validation> {
+    config.check(options.ranks)?;
+    let (_, validation) = Corpus::load(&config.data)?;
+    let losses = ranks::run(options, config.train.numerics.into(), |backend| {
+        let ranks = backend.caps().ranks;
+        let train = &config.train;
+        let tokens =
+            Tokens::new(backend, train.micro_batch_size / ranks, train.sequence_length, train.grad_shards / ranks)?;
+        let mut model = Model::new(backend, config, &tokens)?;
+        state::load(backend, &mut model, &checkpoint.weights, None)?;
+        mean_loss(backend, config, &tokens, &model, &validation, 0)
+    })?;
+    Ok(Validation { loss: losses[0], unigram: validation.unigram_entropy() })
+}
+
+/// The mean loss over that many batches of the text, or over all of it for 0, in nats per token; the same on every rank.
+pub(super) fn mean_loss(
+    backend: &dyn Backend,
+    config: &Config,
+    tokens: &Tokens,
+    model: &Model,
+    text: &Corpus,
+    batches: usize,
+) -> Result<f64> {
+    let train = &config.train;
+    let limit = if batches == 0 { usize::MAX } else { batches };
+    let (mut sum, mut count) = (0.0, 0);
+    for batch in data::validation(text, train.sequence_length, train.micro_batch_size)?.take(limit) {
+        sum += f64::from(step::evaluate(backend, config, tokens, model, &batch)?);
+        count += batch.valid;
+    }
+    Ok(sum / count.max(1) as f64)
+}
