@@ -3,11 +3,11 @@
 //! An op takes a read lock for each input and a write lock for each output. The checks of the ops make sure that no
 //! output shares a buffer with another operand, so that one op never takes a lock twice for writing.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use parking_lot::{RecursiveRwLock, RecursiveRwLockReadGuard, RecursiveRwLockWriteGuard};
-use rayon::prelude::*;
 
 use crate::error::{Error, Result};
 use crate::numerics::bf16;
@@ -173,15 +173,6 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// Element i.
-    #[inline(always)]
-    pub(super) fn get(self, i: usize) -> f32 {
-        match self {
-            Floats::F32(x) => x[i],
-            Floats::Bf16(x) => bf16::to_f32(x[i]),
-        }
-    }
-
     /// Copies the elements from `from` on into `out`.
     #[inline(always)]
     pub(super) fn load(self, from: usize, out: &mut [f32]) {
@@ -263,20 +254,16 @@ impl<'a> FloatsMut<'a> {
         }
     }
 
-    /// Calls `write` with row r of rows of `cols` elements, or with `scratch` of that length that is then rounded into
-    /// it. `write` must set every element.
+    /// Row r of rows of `cols` elements, to be written whole: the slice itself, or `scratch`, which is rounded into place
+    /// when the row is dropped.
     #[inline(always)]
-    pub(super) fn row(&mut self, r: usize, cols: usize, scratch: &mut Vec<f32>, write: impl FnOnce(&mut [f32])) {
-        let values = match self {
-            FloatsMut::F32(out) => &mut out[r * cols..(r + 1) * cols],
-            FloatsMut::Bf16(_) => {
+    pub(super) fn row<'b>(&'b mut self, r: usize, cols: usize, scratch: &'b mut Vec<f32>) -> RowMut<'b> {
+        match self {
+            FloatsMut::F32(out) => RowMut::F32(&mut out[r * cols..(r + 1) * cols]),
+            FloatsMut::Bf16(out) => {
                 scratch.resize(cols, 0.0);
-                &mut scratch[..]
+                RowMut::Bf16 { codes: &mut out[r * cols..(r + 1) * cols], values: scratch }
             }
-        };
-        write(values);
-        if let FloatsMut::Bf16(_) = self {
-            self.store(r * cols, scratch);
         }
     }
 
@@ -293,44 +280,51 @@ impl<'a> FloatsMut<'a> {
     pub(super) fn store(&mut self, from: usize, values: &[f32]) {
         match self {
             FloatsMut::F32(out) => out[from..from + values.len()].copy_from_slice(values),
-            FloatsMut::Bf16(out) => {
-                for (o, &v) in out[from..from + values.len()].iter_mut().zip(values) {
-                    *o = bf16::from_f32(v);
-                }
-            }
+            FloatsMut::Bf16(out) => round_into(&mut out[from..from + values.len()], values),
         }
     }
+}
 
-    /// Calls `row(r, values)` for each of the first `limit` rows of `cols` elements, on the threads of the current
-    /// pool; `values` starts with the row's present elements when `keep`, else with zeros, and is stored afterwards.
-    pub(super) fn par_rows(self, cols: usize, limit: usize, keep: bool, row: impl Fn(usize, &mut [f32]) + Sync) {
-        if cols == 0 {
-            return;
-        }
+/// A row under construction; its elements before the first write are undefined.
+#[derive(Debug)]
+pub(super) enum RowMut<'a> {
+    F32(&'a mut [f32]),
+    Bf16 { codes: &'a mut [u16], values: &'a mut [f32] },
+}
+
+impl Deref for RowMut<'_> {
+    type Target = [f32];
+
+    #[inline(always)]
+    fn deref(&self) -> &[f32] {
         match self {
-            FloatsMut::F32(out) => {
-                out.par_chunks_mut(cols).take(limit).with_min_len(min_rows(cols)).enumerate().for_each(|(r, out)| {
-                    if !keep {
-                        out.fill(0.0);
-                    }
-                    row(r, out);
-                });
-            }
-            FloatsMut::Bf16(out) => {
-                out.par_chunks_mut(cols).take(limit).with_min_len(min_rows(cols)).enumerate().for_each_init(
-                    || vec![0.0f32; cols],
-                    |values, (r, out)| {
-                        if keep {
-                            Floats::Bf16(out).load(0, values);
-                        } else {
-                            values.fill(0.0);
-                        }
-                        row(r, values);
-                        FloatsMut::Bf16(out).store(0, values);
-                    },
-                );
-            }
+            RowMut::F32(values) | RowMut::Bf16 { values, .. } => values,
         }
+    }
+}
+
+impl DerefMut for RowMut<'_> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [f32] {
+        match self {
+            RowMut::F32(values) | RowMut::Bf16 { values, .. } => values,
+        }
+    }
+}
+
+impl Drop for RowMut<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let RowMut::Bf16 { codes, values } = self {
+            round_into(codes, values);
+        }
+    }
+}
+
+#[inline(always)]
+fn round_into(codes: &mut [u16], values: &[f32]) {
+    for (code, &value) in codes.iter_mut().zip(values) {
+        *code = bf16::from_f32(value);
     }
 }
 

@@ -56,7 +56,7 @@ fn add_tile(a: Floats<'_>, b: Floats<'_>, c: Option<Floats<'_>>, from: usize, ou
     let len = out.len();
     let (a, b) = (a.span(from, len, a_values), b.span(from, len, b_values));
     let c = c.map(|c| c.span(from, len, c_values));
-    out.row(0, len, sums, |out| Add::row(a, b, c, out));
+    Add::row(a, b, c, &mut out.row(0, len, sums));
 }
 
 pub(super) fn fill(op: &Fill<'_>) -> Result<()> {

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::Simd;
 use super::indices;
 use crate::error::Result;
-use crate::host::memory::{self, Floats, FloatsMut};
+use crate::host::memory::{self, Floats, FloatsMut, RowMut};
 use crate::host::simd;
 use crate::ops::{CrossEntropy, NONE};
 
@@ -51,24 +51,25 @@ fn tile_of_tokens(
     d_logits: Option<FloatsMut<'_>>,
 ) {
     let vocabulary = logits.len() / targets.len();
-    let (mut d_logits, mut x, mut exps) = (d_logits, Vec::new(), Vec::new());
+    let (asked, mut d_logits) = (d_logits.is_some(), d_logits);
+    let (mut x, mut exps) = (Vec::new(), Vec::new());
     for (i, loss) in loss.iter_mut().enumerate() {
         let (target, x) = (targets[first + i], logits.row(first + i, vocabulary, &mut x));
-        let mut token = |exps: &mut [f32]| {
-            if target == NONE {
-                *loss = 0.0;
-                exps.fill(0.0);
-            } else {
-                let (token_loss, sum) = CrossEntropy::row(x, target as usize, exps);
-                *loss = token_loss;
-                CrossEntropy::grad_row(exps, sum, target as usize, scale);
-            }
-        };
-        match &mut d_logits {
-            Some(d_logits) => d_logits.row(i, vocabulary, &mut exps, token),
+        let mut row = match &mut d_logits {
+            Some(d_logits) => d_logits.row(i, vocabulary, &mut exps),
             None => {
                 exps.resize(vocabulary, 0.0);
-                token(&mut exps);
+                RowMut::F32(&mut exps)
+            }
+        };
+        if target == NONE {
+            *loss = 0.0;
+            row.fill(0.0);
+        } else {
+            let (token_loss, sum) = CrossEntropy::row(x, target as usize, &mut row);
+            *loss = token_loss;
+            if asked {
+                CrossEntropy::grad_row(&mut row, sum, target as usize, scale);
             }
         }
     }

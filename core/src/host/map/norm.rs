@@ -33,7 +33,7 @@ fn norm_tile(x: Floats<'_>, weight: &[f32], eps: f32, first: usize, out: FloatsM
     let (mut out, mut x_row, mut out_row) = (out, Vec::new(), Vec::new());
     for (i, rstd) in rstd.iter_mut().enumerate() {
         let x = x.row(first + i, weight.len(), &mut x_row);
-        out.row(i, weight.len(), &mut out_row, |out| *rstd = RmsNorm::row(x, weight, eps, out));
+        *rstd = RmsNorm::row(x, weight, eps, &mut out.row(i, weight.len(), &mut out_row));
     }
 }
 
@@ -89,7 +89,7 @@ fn grad_tile(rows: Rows<'_>, first: usize, dx: FloatsMut<'_>) {
         let r = first + i;
         let (dy, x) = (rows.dy.row(r, cols, dy_row), rows.x.row(r, cols, x_row));
         let residual = rows.residual.map(|residual| residual.row(r, cols, residual_row));
-        dx.row(i, cols, dx_row, |dx| RmsNormGrad::row(dy, x, rows.weight, rows.rstd[r], residual, dx));
+        RmsNormGrad::row(dy, x, rows.weight, rows.rstd[r], residual, &mut dx.row(i, cols, dx_row));
     }
 }
 

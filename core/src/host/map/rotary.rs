@@ -69,7 +69,7 @@ fn rotary_tile(x: Floats<'_>, cols: usize, tables: Tables<'_>, inverse: bool, fi
     let (mut out, mut x_row, mut out_row) = (out, Vec::new(), Vec::new());
     for i in 0..out.len() / cols {
         let (x, angles) = (x.row(first + i, cols, &mut x_row), tables.of_token(first + i));
-        out.row(i, cols, &mut out_row, |out| Rotary::row(x, angles, inverse, out));
+        Rotary::row(x, angles, inverse, &mut out.row(i, cols, &mut out_row));
     }
 }
 
@@ -113,11 +113,9 @@ fn mla_tile(shape: MlaShape, inputs: [Floats<'_>; 3], tables: Tables<'_>, first:
         let kv = inputs[1].row(r, kv_cols, kv_row);
         let k_rope = inputs[2].row(r, rope, k_rope_row);
         let angles = tables.of_token(r);
-        q.row(i, q_cols, q_row, |q| {
-            k.row(i, q_cols, k_row, |k| {
-                v.row(i, v_cols, v_row, |v| Mla::row(shape, [q_in, kv, k_rope], angles, [q, k, v]));
-            });
-        });
+        let (mut q, mut k) = (q.row(i, q_cols, q_row), k.row(i, q_cols, k_row));
+        let mut v = v.row(i, v_cols, v_row);
+        Mla::row(shape, [q_in, kv, k_rope], angles, [&mut q, &mut k, &mut v]);
     }
 }
 
@@ -167,12 +165,9 @@ fn mla_grad_tile(
         let d_k = inputs[1].row(r, q_cols, d_k_row);
         let d_v = inputs[2].row(r, v_cols, d_v_row);
         let angles = tables.of_token(r);
-        d_q_in.row(i, q_cols, d_q_in_row, |d_q_in| {
-            d_kv.row(i, kv_cols, d_kv_row, |d_kv| {
-                d_k_rope.row(i, rope, d_k_rope_row, |d_k_rope| {
-                    MlaGrad::row(shape, [d_q, d_k, d_v], angles, [d_q_in, d_kv, d_k_rope]);
-                });
-            });
-        });
+        let mut d_q_in = d_q_in.row(i, q_cols, d_q_in_row);
+        let mut d_kv = d_kv.row(i, kv_cols, d_kv_row);
+        let mut d_k_rope = d_k_rope.row(i, rope, d_k_rope_row);
+        MlaGrad::row(shape, [d_q, d_k, d_v], angles, [&mut d_q_in, &mut d_kv, &mut d_k_rope]);
     }
 }

@@ -36,7 +36,7 @@ fn forward_tile(gate_up: Floats<'_>, weight: Option<&[f32]>, width: usize, first
         let r = first + i;
         let gate_up = gate_up.row(r, 2 * width, &mut gate_up_row);
         let weight = weight.map_or(1.0, |weight| weight[r]);
-        out.row(i, width, &mut out_row, |out| Swiglu::row(gate_up, weight, out));
+        Swiglu::row(gate_up, weight, &mut out.row(i, width, &mut out_row));
     }
 }
 
@@ -88,8 +88,7 @@ fn grad_tile(rows: Rows<'_>, width: usize, first: usize, d_gate_up: FloatsMut<'_
         let gate_up = rows.gate_up.row(r, 2 * width, &mut gate_up_row);
         let d_out = rows.d_out.row(r, width, &mut d_out_row);
         let weight = rows.weight.map_or(1.0, |weight| weight[r]);
-        let mut sum = 0.0;
-        d_gate_up.row(i, 2 * width, &mut d_row, |d| sum = SwigluGrad::row(gate_up, weight, d_out, d));
+        let sum = SwigluGrad::row(gate_up, weight, d_out, &mut d_gate_up.row(i, 2 * width, &mut d_row));
         if let Some(d_weight) = &mut d_weight {
             d_weight[i] = sum;
         }
