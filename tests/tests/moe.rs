@@ -470,6 +470,41 @@ fn b010_a_rank_without_tokens_for_its_experts_takes_part() {
 }
 
 #[test]
+fn b011_a_rank_without_tokens_of_its_own_takes_part() {
+    let p = Problem { sequences: 1, sequence: 5, shards: 1, balance: 0.0, ..problem() };
+    let one = p.run(1);
+    for full in [0, 1] {
+        let options = HostOptions { numerics: p.numerics, ..HostOptions::default() };
+        let hosts = Host::ranks(2, options).unwrap();
+        let parts: Vec<(Vec<f32>, Vec<f32>, Vec<f32>)> = std::thread::scope(|s| {
+            let rank = |host: Host| {
+                let b: &dyn Backend = &host;
+                let mine = usize::from(b.caps().rank == full);
+                let tokens = Tokens::new(b, mine, 5, 1).unwrap().with_capacity(5).unwrap();
+                let layer = Problem { shards: 2, ..p.clone() }.layer(b);
+                let element = p.recipe.element();
+                let part = |all: Vec<f32>| put(b, element, &[5 * mine, p.h], &all[..5 * mine * p.h]);
+                let (x, residual, dy) = (part(p.x()), part(random(8, 5 * p.h)), part(random(9, 5 * p.h)));
+                let counts = b.alloc(DType::U32, &[p.experts], Memory::Device).unwrap();
+                Fill { out: &counts, value: 0.0 }.run(b).unwrap();
+                let experts = layer.prepare(b).unwrap();
+                let mut saved = MoeSaved::default();
+                let policy = MoePolicy::default();
+                let y = layer.forward(b, &tokens, &experts, &x, None, &residual, &counts, policy, &mut saved).unwrap();
+                assert_eq!(y.shape(), [5 * mine, p.h]);
+                let dx = layer.backward(b, &tokens, &experts, &x, &dy, saved).unwrap();
+                (get(b, &y), get(b, &dx), get(b, &layer.gate_up.grad))
+            };
+            let threads: Vec<_> = hosts.into_iter().map(|host| s.spawn(move || rank(host))).collect();
+            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        assert_eq!(parts[full].0, one.y);
+        assert_eq!(parts[full].1, one.dx);
+        assert_eq!([parts[0].2.clone(), parts[1].2.clone()].concat(), one.gate_up);
+    }
+}
+
+#[test]
 fn b103_the_scale_is_applied_once() {
     // With scale 0 the experts vanish; the part they add grows linearly with the scale, on every path.
     let at = |scale: f32, ranks: usize, chunks: usize| {

@@ -108,7 +108,7 @@ impl Moe {
     /// [`Error::Capacity`] with the rows and bytes of the worst case.
     pub fn check_budget(&self, backend: &dyn Backend, tokens: &Tokens, element: DType, budget: u64) -> Result<()> {
         let ranks = backend.caps().ranks;
-        let chunk = tokens.count().div_ceil(self.chunks);
+        let chunk = tokens.capacity().div_ceil(self.chunks);
         let needed = self.chunk_bytes(ranks, chunk, element);
         if needed <= budget {
             return Ok(());

@@ -11,6 +11,7 @@ use crate::tensor::{DType, Tensor};
 #[derive(Clone, Debug)]
 pub struct Tokens {
     count: usize,
+    capacity: usize,
     sequence: usize,
     shards: usize,
     whole: Tensor,
@@ -42,11 +43,33 @@ impl Tokens {
         let offsets = |groups: usize| -> Vec<u32> { (0..=groups).map(|g| (count / groups * g) as u32).collect() };
         Ok(Tokens {
             count,
+            capacity: count,
             sequence,
             shards,
             whole: backend.upload(DType::U32, &[2], &offsets(1))?,
             by_shard: backend.upload(DType::U32, &[shards + 1], &offsets(shards))?,
         })
+    }
+
+    /// The same, when ranks hold different numbers of tokens: `capacity` is that of the fullest rank, on every rank.
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] when this rank holds more.
+    pub fn with_capacity(self, capacity: usize) -> Result<Tokens> {
+        let count = self.count;
+        ensure(
+            capacity >= count,
+            "tokens",
+            "capacity",
+            || format!("at least the {count} tokens here"),
+            || capacity.to_string(),
+        )?;
+        Ok(Tokens { capacity, ..self })
+    }
+
+    /// Tokens on the fullest rank.
+    pub fn capacity(&self) -> usize {
+        self.capacity
     }
 
     /// Tokens on this rank.
