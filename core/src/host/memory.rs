@@ -3,14 +3,16 @@
 //! An op takes a read lock for each input and a write lock for each output. The checks of the ops make sure that no
 //! output shares a buffer with another operand, so that one op never takes a lock twice for writing.
 
-use std::ops::{Deref, DerefMut};
+mod floats;
+
+pub(super) use floats::{Floats, FloatsMut, RowMut};
+
 use std::sync::Arc;
 
-use bytemuck::{cast_slice, cast_slice_mut};
+use bytemuck::{AnyBitPattern, NoUninit, cast_slice, cast_slice_mut};
 use parking_lot::{RecursiveRwLock, RecursiveRwLockReadGuard, RecursiveRwLockWriteGuard};
 
 use crate::error::{Error, Result};
-use crate::numerics::bf16;
 use crate::tensor::{DType, Memory, Tensor};
 
 /// The words of a buffer.
@@ -54,7 +56,7 @@ pub(super) struct Output<'a> {
     dtype: DType,
 }
 
-/// Locks a tensor for reading.
+/// Locks a tensor for reading. Two inputs may share a buffer, also while another thread waits to write it.
 pub(super) fn input<'a>(op: &'static str, tensor: &'a Tensor) -> Result<Input<'a>> {
     let words = buffer(op, tensor)?.0.read();
     Ok(Input { words, from: tensor.offset(), len: tensor.len(), dtype: tensor.dtype() })
@@ -77,36 +79,38 @@ pub(super) fn output_opt<'a>(op: &'static str, tensor: Option<&'a Tensor>) -> Re
 }
 
 impl Input<'_> {
+    /// The elements as numbers of their size.
+    fn view<T: AnyBitPattern>(&self) -> &[T] {
+        debug_assert_eq!(self.dtype.size(), size_of::<T>());
+        &cast_slice(&self.words)[self.from..self.from + self.len]
+    }
+
     /// The elements of an F32 tensor.
     pub(super) fn f32(&self) -> &[f32] {
         debug_assert_eq!(self.dtype, DType::F32);
-        &cast_slice(&self.words)[self.from..self.from + self.len]
+        self.view()
     }
 
     /// The elements of a U32 tensor.
     pub(super) fn u32(&self) -> &[u32] {
         debug_assert_eq!(self.dtype, DType::U32);
-        &self.words[self.from..self.from + self.len]
+        self.view()
     }
 
     /// The codes of a Bf16 tensor.
     pub(super) fn bf16(&self) -> &[u16] {
         debug_assert_eq!(self.dtype, DType::Bf16);
-        &cast_slice(&self.words)[self.from..self.from + self.len]
+        self.view()
     }
 
     /// The codes of a tensor of 1-byte elements.
     pub(super) fn u8(&self) -> &[u8] {
-        debug_assert_eq!(self.dtype.size(), 1);
-        &cast_slice(&self.words)[self.from..self.from + self.len]
+        self.view()
     }
 
     /// The elements of an F32 or Bf16 tensor.
     pub(super) fn floats(&self) -> Floats<'_> {
-        match self.dtype {
-            DType::F32 => Floats::F32(self.f32()),
-            _ => Floats::Bf16(self.bf16()),
-        }
+        if self.dtype == DType::F32 { Floats::F32(self.f32()) } else { Floats::Bf16(self.bf16()) }
     }
 
     /// The bytes of the view.
@@ -117,36 +121,38 @@ impl Input<'_> {
 }
 
 impl Output<'_> {
+    /// The elements as numbers of their size.
+    fn view<T: AnyBitPattern + NoUninit>(&mut self) -> &mut [T] {
+        debug_assert_eq!(self.dtype.size(), size_of::<T>());
+        &mut cast_slice_mut(&mut self.words)[self.from..self.from + self.len]
+    }
+
     /// The elements of an F32 tensor.
     pub(super) fn f32(&mut self) -> &mut [f32] {
         debug_assert_eq!(self.dtype, DType::F32);
-        &mut cast_slice_mut(&mut self.words)[self.from..self.from + self.len]
+        self.view()
     }
 
     /// The elements of a U32 tensor.
     pub(super) fn u32(&mut self) -> &mut [u32] {
         debug_assert_eq!(self.dtype, DType::U32);
-        &mut self.words[self.from..self.from + self.len]
+        self.view()
     }
 
     /// The codes of a Bf16 tensor.
     pub(super) fn bf16(&mut self) -> &mut [u16] {
         debug_assert_eq!(self.dtype, DType::Bf16);
-        &mut cast_slice_mut(&mut self.words)[self.from..self.from + self.len]
+        self.view()
     }
 
     /// The codes of a tensor of 1-byte elements.
     pub(super) fn u8(&mut self) -> &mut [u8] {
-        debug_assert_eq!(self.dtype.size(), 1);
-        &mut cast_slice_mut(&mut self.words)[self.from..self.from + self.len]
+        self.view()
     }
 
     /// The elements of an F32 or Bf16 tensor.
     pub(super) fn floats(&mut self) -> FloatsMut<'_> {
-        match self.dtype {
-            DType::F32 => FloatsMut::F32(self.f32()),
-            _ => FloatsMut::Bf16(self.bf16()),
-        }
+        if self.dtype == DType::F32 { FloatsMut::F32(self.f32()) } else { FloatsMut::Bf16(self.bf16()) }
     }
 
     /// The bytes of the view.
@@ -156,179 +162,54 @@ impl Output<'_> {
     }
 }
 
-/// f32 or bf16 elements, read as f32.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Floats<'a> {
-    F32(&'a [f32]),
-    Bf16(&'a [u16]),
-}
-
-impl<'a> Floats<'a> {
-    /// Number of elements.
-    #[inline(always)]
-    pub(super) fn len(self) -> usize {
-        match self {
-            Floats::F32(x) => x.len(),
-            Floats::Bf16(x) => x.len(),
-        }
-    }
-
-    /// Copies the elements from `from` on into `out`.
-    #[inline(always)]
-    pub(super) fn load(self, from: usize, out: &mut [f32]) {
-        match self {
-            Floats::F32(x) => out.copy_from_slice(&x[from..from + out.len()]),
-            Floats::Bf16(x) => {
-                let codes = &x[from..from + out.len()];
-                for (o, &c) in out.iter_mut().zip(codes) {
-                    *o = bf16::to_f32(c);
-                }
-            }
-        }
-    }
-
-    /// Adds the elements from `from` on to `sums`.
-    #[inline(always)]
-    pub(super) fn add_to(self, from: usize, sums: &mut [f32]) {
-        match self {
-            Floats::F32(x) => {
-                for (sum, x) in sums.iter_mut().zip(&x[from..]) {
-                    *sum += x;
-                }
-            }
-            Floats::Bf16(x) => {
-                for (sum, &code) in sums.iter_mut().zip(&x[from..]) {
-                    *sum += bf16::to_f32(code);
-                }
-            }
-        }
-    }
-
-    /// The `len` elements from `from` on: the slice itself, or converted in `scratch`.
-    #[inline(always)]
-    pub(super) fn span<'b>(self, from: usize, len: usize, scratch: &'b mut Vec<f32>) -> &'b [f32]
-    where
-        'a: 'b,
-    {
-        match self {
-            Floats::F32(x) => &x[from..from + len],
-            Floats::Bf16(_) => {
-                scratch.resize(len, 0.0);
-                self.load(from, scratch);
-                scratch
-            }
-        }
-    }
-
-    /// Row r of rows of `cols` elements, as [`span`](Floats::span).
-    #[inline(always)]
-    pub(super) fn row<'b>(self, r: usize, cols: usize, scratch: &'b mut Vec<f32>) -> &'b [f32]
-    where
-        'a: 'b,
-    {
-        self.span(r * cols, cols, scratch)
-    }
-}
-
-/// f32 or bf16 elements, written from f32 with one rounding.
-#[derive(Debug)]
-pub(super) enum FloatsMut<'a> {
-    F32(&'a mut [f32]),
-    Bf16(&'a mut [u16]),
-}
-
-impl<'a> FloatsMut<'a> {
-    /// Number of elements.
-    pub(super) fn len(&self) -> usize {
-        match self {
-            FloatsMut::F32(out) => out.len(),
-            FloatsMut::Bf16(out) => out.len(),
-        }
-    }
-
-    /// The elements in pieces of `len`, the last one shorter, for several threads to write.
-    pub(super) fn pieces(self, len: usize) -> Vec<FloatsMut<'a>> {
-        match self {
-            FloatsMut::F32(out) => out.chunks_mut(len.max(1)).map(FloatsMut::F32).collect(),
-            FloatsMut::Bf16(out) => out.chunks_mut(len.max(1)).map(FloatsMut::Bf16).collect(),
-        }
-    }
-
-    /// Row r of rows of `cols` elements, to be written whole: the slice itself, or `scratch`, which is rounded into place
-    /// when the row is dropped.
-    #[inline(always)]
-    pub(super) fn row<'b>(&'b mut self, r: usize, cols: usize, scratch: &'b mut Vec<f32>) -> RowMut<'b> {
-        match self {
-            FloatsMut::F32(out) => RowMut::F32(&mut out[r * cols..(r + 1) * cols]),
-            FloatsMut::Bf16(out) => {
-                scratch.resize(cols, 0.0);
-                RowMut::Bf16 { codes: &mut out[r * cols..(r + 1) * cols], values: scratch }
-            }
-        }
-    }
-
-    /// The first `len` elements.
-    pub(super) fn first(self, len: usize) -> FloatsMut<'a> {
-        match self {
-            FloatsMut::F32(out) => FloatsMut::F32(&mut out[..len]),
-            FloatsMut::Bf16(out) => FloatsMut::Bf16(&mut out[..len]),
-        }
-    }
-
-    /// Writes `values` from element `from` on.
-    #[inline(always)]
-    pub(super) fn store(&mut self, from: usize, values: &[f32]) {
-        match self {
-            FloatsMut::F32(out) => out[from..from + values.len()].copy_from_slice(values),
-            FloatsMut::Bf16(out) => round_into(&mut out[from..from + values.len()], values),
-        }
-    }
-}
-
-/// A row under construction; its elements before the first write are undefined.
-#[derive(Debug)]
-pub(super) enum RowMut<'a> {
-    F32(&'a mut [f32]),
-    Bf16 { codes: &'a mut [u16], values: &'a mut [f32] },
-}
-
-impl Deref for RowMut<'_> {
-    type Target = [f32];
-
-    #[inline(always)]
-    fn deref(&self) -> &[f32] {
-        match self {
-            RowMut::F32(values) | RowMut::Bf16 { values, .. } => values,
-        }
-    }
-}
-
-impl DerefMut for RowMut<'_> {
-    #[inline(always)]
-    fn deref_mut(&mut self) -> &mut [f32] {
-        match self {
-            RowMut::F32(values) | RowMut::Bf16 { values, .. } => values,
-        }
-    }
-}
-
-impl Drop for RowMut<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        if let RowMut::Bf16 { codes, values } = self {
-            round_into(codes, values);
-        }
-    }
-}
-
-#[inline(always)]
-fn round_into(codes: &mut [u16], values: &[f32]) {
-    for (code, &value) in codes.iter_mut().zip(values) {
-        *code = bf16::from_f32(value);
-    }
-}
-
 /// Rows that one thread should take at least, so that the work outweighs handing it out.
 pub(super) fn min_rows(cols: usize) -> usize {
     (4096 / cols.max(1)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_memory_is_nan_in_every_float_type() {
+        for dtype in [DType::F32, DType::Bf16] {
+            let tensor = alloc(dtype, &[3], Memory::Device, 1 << 10).unwrap();
+            let mut values = [0.0; 3];
+            input("test", &tensor).unwrap().floats().load(0, &mut values);
+            assert!(values.iter().all(|x| x.is_nan()));
+        }
+    }
+
+    #[test]
+    fn views_start_at_elements_of_every_size() {
+        let tensor = alloc(DType::Bf16, &[5], Memory::Device, 1 << 10).unwrap();
+        output("test", &tensor).unwrap().bf16().copy_from_slice(&[1, 2, 3, 4, 5]);
+        assert_eq!(input("test", &tensor.slice(1, 4).unwrap()).unwrap().bf16(), [2, 3, 4]);
+        assert_eq!(input("test", &tensor.slice(3, 5).unwrap()).unwrap().bytes(), [4, 0, 5, 0]);
+    }
+
+    #[test]
+    fn sizes_past_64_bits_and_past_the_limit_are_capacity_errors() {
+        for shape in [&[usize::MAX, 3][..], &[usize::MAX, usize::MAX], &[257]] {
+            let error = alloc(DType::F32, shape, Memory::Device, 1024).unwrap_err();
+            assert!(matches!(error, Error::Capacity { available: 1024, .. }), "{error}");
+        }
+        alloc(DType::F32, &[256], Memory::Device, 1024).unwrap();
+    }
+
+    #[test]
+    fn a_tensor_of_another_backend_is_refused() {
+        let foreign = Tensor::from_storage(Arc::new(()), &[1], DType::F32, Memory::Device);
+        assert!(matches!(input("test", &foreign), Err(Error::ForeignTensor { op: "test", backend: "host" })));
+    }
+
+    #[test]
+    fn a_dropped_row_is_rounded_into_its_place_only() {
+        let mut codes = [7u16; 6];
+        let mut scratch = Vec::new();
+        let mut out = FloatsMut::Bf16(&mut codes);
+        out.row(1, 2, &mut scratch).copy_from_slice(&[1.0, 1.0 + 1.0 / 128.0 + 1.0 / 256.0]);
+        assert_eq!(codes, [7, 7, 0x3F80, 0x3F82, 7, 7]);
+    }
 }

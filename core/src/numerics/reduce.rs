@@ -75,3 +75,63 @@ pub fn tree(lo: usize, hi: usize, leaf: &impl Fn(usize) -> Option<f32>) -> Optio
         (a, b) => a.or(b),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Terms of both signs and many magnitudes, so that every order of addition rounds differently.
+    fn term(i: usize) -> f32 {
+        let bits = u32::try_from(i).unwrap().wrapping_mul(0x9E37_79B9);
+        f32::from_bits((bits & 0x807F_FFFF) | (120 + bits % 13) << 23)
+    }
+
+    #[test]
+    fn row_is_its_definition_to_the_bit() {
+        for len in 0..1100 {
+            let mut lanes = [0.0f32; LANES];
+            for i in 0..len {
+                lanes[i / RUN % LANES] += term(i);
+            }
+            for distance in [16, 8, 4, 2, 1] {
+                let before = lanes;
+                for (lane, value) in lanes.iter_mut().enumerate() {
+                    *value = before[lane] + before[lane ^ distance];
+                }
+            }
+            for lane in lanes {
+                assert_eq!(row(len, term).to_bits(), lane.to_bits(), "{len} terms");
+            }
+        }
+        assert_eq!(row(3, |_| -0.0).to_bits(), 0);
+    }
+
+    #[test]
+    fn tokens_adds_blocks_of_128_from_their_first_term() {
+        for len in [1, 127, 128, 129, 256, 300] {
+            let block = |b: usize| (b * 128 + 1..len.min(b * 128 + 128)).fold(term(b * 128), |sum, i| sum + term(i));
+            let blocks = (1..len.div_ceil(128)).fold(block(0), |sum, b| sum + block(b));
+            assert_eq!(tokens(len, term).to_bits(), blocks.to_bits(), "{len} terms");
+        }
+        assert_eq!(tokens(0, term).to_bits(), 0);
+        assert_eq!(tokens(2, |_| -0.0).to_bits(), (-0.0f32).to_bits());
+    }
+
+    #[test]
+    fn max_finds_every_place_and_ignores_nan() {
+        for place in 0..100 {
+            let x: Vec<f32> = (0..100).map(|i| if i == place { 7.0 } else { [-1.0, f32::NAN][i % 2] }).collect();
+            assert_eq!(max(&x), 7.0);
+        }
+        assert_eq!(max(&[]), f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn tree_halves_its_range_and_skips_absent_leaves() {
+        let leaf = |i: usize| Some(term(i));
+        let want = (term(3) + term(4)) + (term(5) + (term(6) + term(7)));
+        assert_eq!(tree(3, 8, &leaf).map(f32::to_bits), Some(want.to_bits()));
+        assert_eq!(tree(0, 4, &|i| (i == 2).then_some(-0.0)).map(f32::to_bits), Some((-0.0f32).to_bits()));
+        assert_eq!(tree(0, 4, &|_| None), None);
+    }
+}

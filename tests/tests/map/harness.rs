@@ -146,3 +146,19 @@ pub(crate) fn token_depth(len: usize) -> f64 {
 pub(crate) fn refusal<T: std::fmt::Debug>(result: dropless_core::Result<T>) -> String {
     result.unwrap_err().to_string()
 }
+
+#[test]
+#[should_panic(expected = "differs from one thread of plain code")]
+fn a_result_that_depends_on_the_host_is_noticed() {
+    let runs = std::cell::Cell::new(1.0f32);
+    everywhere(|_| {
+        runs.set(runs.get().next_up());
+        vec![vec![runs.get()]]
+    });
+}
+
+#[test]
+#[should_panic(expected = "element 1")]
+fn a_nan_is_never_close() {
+    close(DType::Bf16, &[1.0, f32::NAN], &[(1.0, 0.0), (1.0, f64::INFINITY)]);
+}
