@@ -32,7 +32,11 @@ fn top_k(op: &TopK<'_>, simd: Simd) -> Result<()> {
         |chooser, (t, (scores, ids, weights))| {
             let logits = &logits[t * experts..(t + 1) * experts];
             let valid = valid.is_none_or(|valid| valid[t] != 0);
-            simd::with(simd, || chooser.token(logits, valid, scores, ids, weights));
+            simd::with(
+                simd,
+                #[inline(always)]
+                || chooser.token(logits, valid, scores, ids, weights),
+            );
         },
     );
 
@@ -93,7 +97,11 @@ fn top_k_grad(op: &TopKGrad<'_>, simd: Simd) -> Result<()> {
             let scores = &scores[t * experts..(t + 1) * experts];
             let (ids, d_weights) = (&ids[t * k..(t + 1) * k], &d_weights[t * k..(t + 1) * k]);
             let slopes = slopes.as_ref().map(|(sequence, all)| &all[t / sequence * experts..][..experts]);
-            simd::with(simd, || op.token(scores, ids, d_weights, slopes, p, d));
+            simd::with(
+                simd,
+                #[inline(always)]
+                || op.token(scores, ids, d_weights, slopes, p, d),
+            );
         },
     );
     Ok(())

@@ -1,9 +1,16 @@
 //! Causal softmax attention, forward and backward. NUMERICS.md, "Attention".
 
+mod softmax;
+
+pub(crate) use softmax::{OnlineSoftmax, differentiate, visible};
+
 use super::{Arg, Checked, DType, FLOAT, distinct, number};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
 use crate::tensor::Tensor;
+
+/// Keys of a tile of the online softmax, counted from the start of the sequence.
+pub const KEY_TILE: usize = 128;
 
 /// The extents of an attention, and its factor.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +36,24 @@ pub struct AttentionShape {
 /// # Shape
 /// q: `[batch * sequence, heads * qk_dim]`, k: `[.., kv_heads * qk_dim]`, v: `[.., kv_heads * v_dim]`,
 /// out: `[.., heads * v_dim]`, all of one float type; lse: f32 `[.., heads]`; start: u32 `[batch * sequence]`, the first
-/// key (counted within the sequence, at most the row's own index) that a row sees.
+/// key (counted within the sequence) that a row sees; the last is its own.
+///
+/// # Numerics
+/// A product is a chain from zero under the backend's model, for f32 operands always the one of `F32`. For each row,
+/// over the tiles of [`KEY_TILE`] keys in order, with m = -inf, l = 0, O = 0 at first:
+/// - s = (q . k along the head) * scale for the visible keys;
+/// - m' = the larger of m and the largest s; alpha = exp(m - m'), but 0 where m = -inf; p = exp(s - m'), but 0 for the keys
+///   not visible;
+/// - l = l * alpha + sum of p, in 4 lanes: lane t adds the columns c of the tile with c / 2 mod 4 = t in order from +0, and
+///   the sum is (lane 0 + lane 1) + (lane 2 + lane 3);
+/// - O = O * alpha, and the chain goes on with p (rounded to the operands' type) times v along the tile's keys; m = m'.
+///
+/// A tile without a visible key leaves the row as it is. At the end out = O / l, rounded once, and lse = m + log(l). A row
+/// that sees no key (its start lies past it) has out = 0 and lse = -inf.
+///
+/// Terms with p = 0 change no bit of a chain of finite values: a zero product neither moves the grid of a step nor adds
+/// to it. So an implementation may skip them, and the size of its row blocks does not show. It does show where v is
+/// infinite or NaN at a key that the row does not see, and in the sign of a sum all of whose terms underflow.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionForward<'a> {
     /// Queries.
@@ -52,6 +76,18 @@ pub struct AttentionForward<'a> {
 ///
 /// # Shape
 /// As [`AttentionForward`]; each gradient as its value.
+///
+/// # Numerics
+/// Products and zero terms as in [`AttentionForward`]. For each row and visible key:
+/// - delta = row reduction of d_out * out over the head's elements;
+/// - p = exp((q . k) * scale - lse); dp = d_out . v, a chain along the head; ds = p * (dp - delta).
+///
+/// With p and ds rounded to the operands' type:
+/// - d_v of a key is one chain of p * d_out, and d_k = scale * (one chain of ds * q), over the query heads of its head in
+///   order, and in each over the rows in order; a chain's steps begin anew at the first row of each head's sequence;
+/// - d_q of a row = scale * (one chain of ds * k over the keys in order).
+///
+/// The factor is one f32 product at the end; each result is rounded once.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionBackward<'a> {
     /// Queries.
@@ -94,6 +130,9 @@ type Rows<'a, 'b> = &'b [(&'static str, &'a Tensor, usize)];
 
 fn check(shape: AttentionShape, start: Option<&Tensor>, lse: &Tensor, operands: Rows<'_, '_>) -> Result<()> {
     let AttentionShape { batch, sequence, heads, kv_heads, .. } = shape;
+    for (field, extent) in [("heads", heads), ("qk_dim", shape.qk_dim), ("v_dim", shape.v_dim)] {
+        number(OP, field, extent > 0, "at least 1", extent)?;
+    }
     number(
         OP,
         "kv_heads",

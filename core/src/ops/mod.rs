@@ -12,7 +12,8 @@ mod offload;
 mod route;
 
 pub use all_to_all::{AllToAll, Counts};
-pub use attention::{Attention, AttentionBackward, AttentionForward, AttentionShape};
+pub use attention::{Attention, AttentionBackward, AttentionForward, AttentionShape, KEY_TILE};
+pub(crate) use attention::{OnlineSoftmax, differentiate, visible};
 pub use group_quantize::{BlockFormat, ColumnBlocks, GroupQuantize, RowBlocks};
 pub use grouped_gemm::{Extents, GemmKind, GroupedGemm, Operand};
 pub use map::*;
