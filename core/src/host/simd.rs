@@ -87,3 +87,40 @@ fn avx2<R>(body: impl FnOnce() -> R) -> R {
 fn avx512<R>(body: impl FnOnce() -> R) -> R {
     body()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Simd, with};
+    use crate::numerics::{bf16, e4m3, math};
+
+    /// Loops of the kind that the levels compile differently, over every bf16 value.
+    fn loops(simd: Simd) -> [Vec<u32>; 4] {
+        let x: Vec<f32> = (0..=u16::MAX).map(bf16::to_f32).collect();
+        with(
+            simd,
+            #[inline(always)]
+            || {
+                [
+                    x.iter().map(|&x| math::exp(x).to_bits()).collect(),
+                    x.iter().map(|&x| math::log(x).to_bits()).collect(),
+                    x.iter().map(|&x| math::silu(x).to_bits()).collect(),
+                    x.iter().map(|&x| u32::from(e4m3::from_f32(x))).collect(),
+                ]
+            },
+        )
+    }
+
+    /// NaNs are one value, whatever their bits.
+    fn one_nan(results: [Vec<u32>; 4]) -> [Vec<u32>; 4] {
+        let canonical = |bits: u32| if f32::from_bits(bits).is_nan() { f32::NAN.to_bits() } else { bits };
+        results.map(|r| r.into_iter().map(canonical).collect())
+    }
+
+    #[test]
+    fn levels_give_the_same_bits() {
+        let plain = one_nan(loops(Simd::Plain));
+        for simd in Simd::ALL.into_iter().filter(|level| level.available()) {
+            assert_eq!(one_nan(loops(simd)), plain, "{simd:?}");
+        }
+    }
+}

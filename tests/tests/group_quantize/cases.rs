@@ -200,6 +200,7 @@ fn b061_blocks_do_not_span_stacked_matrices() {
     assert_eq!(scales[..2], [1.0 / 256.0; 2]);
     let values = dequantize::fp8_block(&out.row_codes, &scales, [n, k], [128, 128]);
     assert!(values[..n * k].iter().all(|&v| v == 1.0));
+    assert!(values[n * k..].iter().all(|&v| (v - 1000.0).abs() <= 1000.0 / 16.0));
 }
 
 #[test]
