@@ -1,5 +1,5 @@
 //! Philox4x32-10: random words as a pure function of a key and a counter (Salmon, Moraes, Dror and Shaw, "Parallel
-//! Random Numbers: As Easy as 1, 2, 3", SC 2011). NUMERICS.md, "Initialisation and data order".
+//! Random Numbers: As Easy as 1, 2, 3", SC 2011). NUMERICS.md, "Random numbers".
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
