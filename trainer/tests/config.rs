@@ -9,7 +9,7 @@ fn load(overrides: &[&str]) -> dropless::Result<Config> {
 
 /// The message of the error that `overrides` lead to, on `ranks` ranks.
 fn refusal(ranks: usize, overrides: &[&str]) -> String {
-    let message = load(overrides).and_then(|config| config.check(ranks)).unwrap_err().to_string();
+    let message = load(overrides).and_then(|c| c.check(ranks).and_then(|()| c.check_data())).unwrap_err().to_string();
     assert!(!message.contains('\n'), "one line: {message}");
     message
 }

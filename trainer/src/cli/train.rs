@@ -52,6 +52,7 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     let own = resumed.as_ref().map(|out| out.join(CONFIG)).filter(|path| path.exists());
     let config = effective(&args, own.as_deref())?;
     config.check(args.machine.ranks)?;
+    config.check_data()?;
     if args.print_config {
         print!("{}", config.to_toml());
         return Ok(());

@@ -45,13 +45,6 @@ impl Config {
         need(sequence <= longest, || {
             format!("train.sequence_length is {sequence}, but model.max_position_embeddings is {longest}")
         })?;
-        need(model.vocab_size >= BYTE_VOCAB, || {
-            format!(
-                "model.vocab_size is {}, but data.tokenizer \"byte\" needs at least {BYTE_VOCAB} (256 bytes and the end \
-                 of a document)",
-                model.vocab_size
-            )
-        })?;
         if train.recipe == Recipe::Mxfp8 {
             for (name, value) in
                 [("hidden_size", model.hidden_size), ("moe_intermediate_size", model.moe_intermediate_size)]
@@ -68,6 +61,20 @@ impl Config {
                 "moe.chunks is {}, which does not divide the {shard} tokens of a gradient shard (train.micro_batch_size \
                  / train.grad_shards * train.sequence_length)",
                 self.moe.chunks
+            )
+        })
+    }
+
+    /// Verifies that the text's tokens fit the model, and that there is text to validate on.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the first rule that does not hold.
+    pub fn check_data(&self) -> Result<()> {
+        need(self.model.vocab_size >= BYTE_VOCAB, || {
+            format!(
+                "model.vocab_size is {}, but data.tokenizer \"byte\" needs at least {BYTE_VOCAB} (256 bytes and the end \
+                 of a document)",
+                self.model.vocab_size
             )
         })?;
         let fraction = self.data.validation_fraction;

@@ -26,6 +26,7 @@ pub struct Validation {
 /// A configuration or text that does not fit, tensors that cannot be read, and failures of the ranks.
 pub fn evaluate(config: &Config, checkpoint: &Checkpoint, options: &TrainOptions) -> Result<Validation> {
     config.check(options.ranks)?;
+    config.check_data()?;
     let (_, validation) = Corpus::load(&config.data)?;
     let losses = ranks::run(options, config.train.numerics.into(), |backend| {
         let ranks = backend.caps().ranks;

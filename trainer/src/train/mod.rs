@@ -65,6 +65,7 @@ struct Run<'a> {
 /// failures of the ranks. The checkpoints written before stay.
 pub fn run(config: &Config, options: &TrainOptions) -> Result<Summary> {
     config.check(options.ranks)?;
+    config.check_data()?;
     let (train, validation) = Corpus::load(&config.data)?;
     let mut from = None;
     if options.resume {
