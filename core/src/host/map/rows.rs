@@ -68,8 +68,11 @@ pub(super) fn combine(op: &Combine<'_>, simd: Simd) -> Result<()> {
         ids: ids.as_ref().map(Input::u32),
         add: add.each_ref().map(|add| add.as_ref().map(Input::floats)),
     };
-    for row in (0..op.out.rows()).filter(|&row| op.window.is_none_or(|window| window.contains(row))) {
-        choices.check(row)?;
+    // The first fault in row order, whichever thread finds it.
+    let counts = |row: &usize| op.window.is_none_or(|window| window.contains(*row));
+    let rows = (0..op.out.rows()).into_par_iter().filter(counts);
+    if let Some(fault) = rows.find_map_first(|row| choices.check(row).err()) {
+        return Err(fault);
     }
     let (cols, tile) = (op.out.cols(), memory::min_rows(op.out.cols()));
     out.floats().pieces(tile * cols).into_par_iter().enumerate().for_each(|(t, out)| {
