@@ -1,9 +1,22 @@
 //! Matrix products on slices, one thread. NUMERICS.md, "Matrix products".
 //!
-//! The same bits as [`mma`](crate::numerics::mma), element by element.
+//! The same bits as [`mma`], element by element, by vector arithmetic: [`matrix_unit`] and [`fused`] hold the kernels,
+//! [`blocks`] the loops and the packing around them, [`lanes`] and [`x86`] the vector operations.
 
+mod blocks;
+mod fused;
+mod lanes;
+mod matrix_unit;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use self::blocks::{Blocks, Element, Factor, Kernel};
+use self::fused::Fused;
+use self::lanes::{Lanes, Plain};
+use self::matrix_unit::MatrixUnit;
 use super::Simd;
-use crate::numerics::{NumericModel, mma};
+use crate::numerics::NumericModel;
+use crate::numerics::mma::{self, Tensorcore};
 
 /// The values or codes of a matrix.
 #[derive(Clone, Copy, Debug)]
@@ -56,29 +69,72 @@ impl Matrix<'_> {
 /// model. A chain may be continued in several calls if each but the last has a multiple of 32 terms.
 pub(super) fn product(
     model: NumericModel,
-    _simd: Simd,
+    simd: Simd,
     a: Matrix<'_>,
     b: Matrix<'_>,
     k: usize,
     c: &mut [f32],
     ldc: usize,
 ) {
-    fn column<T: Copy>(data: &[T], matrix: &Matrix<'_>, i: usize, k: usize) -> Vec<T> {
-        (0..k).map(|t| data[matrix.at(i, t)]).collect()
+    const BF16: Tensorcore = Tensorcore::HOPPER_BF16;
+    const E4M3: Tensorcore = Tensorcore::HOPPER_E4M3;
+    let fused = Fused;
+    let bf16 = MatrixUnit::<{ BF16.step }, { BF16.fraction_bits }, { BF16.result_bits }>;
+    let e4m3 = MatrixUnit::<{ E4M3.step }, { E4M3.fraction_bits }, { E4M3.result_bits }>;
+    match (a.data, b.data) {
+        (Elements::F32(x), Elements::F32(y)) => vectorized(fused, simd, (x, a), (y, b), k, c, ldc),
+        (Elements::Bf16(x), Elements::Bf16(y)) => match Tensorcore::of_bf16(model) {
+            None => vectorized(fused, simd, (x, a), (y, b), k, c, ldc),
+            Some(BF16) => vectorized(bf16, simd, (x, a), (y, b), k, c, ldc),
+            Some(_) => specification((x, a), (y, b), k, c, ldc, |x, y, acc| mma::dot_bf16(model, x, y, acc)),
+        },
+        (Elements::E4m3(x), Elements::E4m3(y)) => match Tensorcore::of_e4m3(model) {
+            None => vectorized(fused, simd, (x, a), (y, b), k, c, ldc),
+            Some(E4M3) => vectorized(e4m3, simd, (x, a), (y, b), k, c, ldc),
+            Some(_) => specification((x, a), (y, b), k, c, ldc, |x, y, acc| mma::dot_e4m3(model, x, y, acc)),
+        },
+        _ => unreachable!("the factors of a product have one element type"),
     }
-    for i in 0..a.rows {
-        for j in 0..b.rows {
-            let acc = &mut c[i * ldc + j];
-            *acc = match (a.data, b.data) {
-                (Elements::F32(x), Elements::F32(y)) => mma::dot_f32(&column(x, &a, i, k), &column(y, &b, j, k), *acc),
-                (Elements::Bf16(x), Elements::Bf16(y)) => {
-                    mma::dot_bf16(model, &column(x, &a, i, k), &column(y, &b, j, k), *acc)
-                }
-                (Elements::E4m3(x), Elements::E4m3(y)) => {
-                    mma::dot_e4m3(model, &column(x, &a, i, k), &column(y, &b, j, k), *acc)
-                }
-                _ => unreachable!("the factors of a product have one element type"),
-            };
+}
+
+/// A factor's elements and their places.
+type Part<'a, T> = (&'a [T], Matrix<'a>);
+
+/// The kernel with the vector instructions asked for.
+fn vectorized<T: Element, K: Kernel>(
+    kernel: K,
+    simd: Simd,
+    (x, a): Part<'_, T>,
+    (y, b): Part<'_, T>,
+    k: usize,
+    c: &mut [f32],
+    ldc: usize,
+) {
+    let blocks = Blocks { kernel, a: Factor { data: x, place: a }, b: Factor { data: y, place: b }, k, c, ldc };
+    match simd {
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx512 if let Some(lanes) = x86::Avx512::new() => lanes.vectorize(blocks),
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx2 if let Some(lanes) = x86::Avx2::new() => lanes.vectorize(blocks),
+        _ => Plain.vectorize(blocks),
+    }
+}
+
+/// Element by element, for a matrix unit without a kernel.
+fn specification<T: Element>(
+    (x, a): Part<'_, T>,
+    (y, b): Part<'_, T>,
+    k: usize,
+    c: &mut [f32],
+    ldc: usize,
+    dot: impl Fn(&[T], &[T], f32) -> f32,
+) {
+    let (a, b) = (Factor { data: x, place: a }, Factor { data: y, place: b });
+    let columns: Vec<_> = (0..b.place.rows).map(|j| b.along(j, 0..k)).collect();
+    for (i, c) in c.chunks_mut(ldc).take(a.place.rows).enumerate() {
+        let row = a.along(i, 0..k);
+        for (acc, column) in c.iter_mut().zip(&columns) {
+            *acc = dot(&row, column, *acc);
         }
     }
 }

@@ -4,7 +4,7 @@
 //! term is cut to the grid of the largest one, the sum is exact, and the result is cut to f32 again. The host
 //! backend's fast products and the shaders compute the same bits by other means and are tested against this file.
 
-use super::{NumericModel, bf16};
+use super::{NumericModel, bf16, e4m3};
 
 /// What the hardware answers.
 const NAN: u32 = 0x7FFF_FFFF;
@@ -224,7 +224,7 @@ pub fn dot_bf16(model: NumericModel, a: &[u16], b: &[u16], acc: f32) -> f32 {
 pub fn dot_e4m3(model: NumericModel, a: &[u8], b: &[u8], acc: f32) -> f32 {
     match Tensorcore::of_e4m3(model) {
         Some(core) => chain(core.step, a, b, acc, |a, b, acc| core.add_e4m3(a, b, acc)),
-        None => a.iter().zip(b).fold(acc, |acc, (&a, &b)| e4m3_to_f32(a).mul_add(e4m3_to_f32(b), acc)),
+        None => a.iter().zip(b).fold(acc, |acc, (&a, &b)| e4m3::to_f32(a).mul_add(e4m3::to_f32(b), acc)),
     }
 }
 
@@ -238,12 +238,6 @@ pub fn dot_mxfp8(a: &[u8], scales_a: &[u8], b: &[u8], scales_b: &[u8], acc: f32)
 /// The chain of f32 values, a fused multiply-add each, whatever the model.
 pub fn dot_f32(a: &[f32], b: &[f32], acc: f32) -> f32 {
     a.iter().zip(b).fold(acc, |acc, (&a, &b)| a.mul_add(b, acc))
-}
-
-pub(crate) fn e4m3_to_f32(code: u8) -> f32 {
-    let value = f32::from_bits(u32::from(code & 0x7F) << 20) * f32::from_bits((127 + 120) << 23);
-    let value = if code & 0x7F == 0x7F { f32::NAN } else { value };
-    if code >> 7 == 1 { -value } else { value }
 }
 
 fn chain<T>(step: usize, a: &[T], b: &[T], acc: f32, add: impl Fn(&[T], &[T], f32) -> f32) -> f32 {

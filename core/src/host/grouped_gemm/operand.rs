@@ -10,7 +10,7 @@ use crate::error::{Result, ensure};
 use crate::host::Simd;
 use crate::host::memory::{Floats, Input, input, input_opt};
 use crate::host::product::{Axis, Elements, Matrix, product};
-use crate::numerics::{NumericModel, bf16, mma};
+use crate::numerics::{NumericModel, bf16, e4m3, mma, ue8m0};
 use crate::ops::{Extents, GemmKind, Operand};
 
 /// Elements along the chain that share an MXFP8 scale.
@@ -190,18 +190,10 @@ fn dequantize(codes: &[u8], scales: &[u8], cols: usize, chain_last: bool) -> Vec
     out.par_chunks_mut(cols).zip(codes.par_chunks(cols)).enumerate().for_each(|(row, (out, codes))| {
         for (col, (out, &code)) in out.iter_mut().zip(codes).enumerate() {
             let scale = if chain_last { (row * cols + col) / MX_BLOCK } else { row / MX_BLOCK * cols + col };
-            *out = bf16::from_f32(mma::e4m3_to_f32(code) * ue8m0_to_f32(scales[scale]));
+            *out = bf16::from_f32(e4m3::to_f32(code) * ue8m0::to_f32(scales[scale]));
         }
     });
     out
-}
-
-fn ue8m0_to_f32(code: u8) -> f32 {
-    match code {
-        0 => f32::from_bits(0x0040_0000),
-        255 => f32::NAN,
-        _ => f32::from_bits(u32::from(code) << 23),
-    }
 }
 
 /// Some rows of a factor within one group; `row` counts from the start of the group's matrix or of all ragged rows.
