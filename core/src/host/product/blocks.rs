@@ -184,18 +184,19 @@ pub(super) struct Blocks<'a, T, K> {
 impl<T: Element, K: Kernel> Job for Blocks<'_, T, K> {
     #[inline(always)]
     fn run<V: Lanes>(mut self, lanes: V) {
-        PACKED.with_borrow_mut(|packed| {
-            for col in (0..self.b.place.rows).step_by(COLS) {
-                for from in (0..self.k).step_by(DEPTH) {
-                    let depth = DEPTH.min(self.k - from);
-                    packed.pack_right::<V, T, K>(&self.b, col, from, depth);
-                    for row in (0..self.a.place.rows).step_by(ROWS) {
-                        packed.pack_left::<V, T, K>(&self.a, row, from, depth);
-                        self.tiles(lanes, packed, [row, col], from, depth);
-                    }
+        // Taken out rather than borrowed: a closure would be compiled without the vector instructions.
+        let mut packed = PACKED.take();
+        for col in (0..self.b.place.rows).step_by(COLS) {
+            for from in (0..self.k).step_by(DEPTH) {
+                let depth = DEPTH.min(self.k - from);
+                packed.pack_right::<V, T, K>(&self.b, col, from, depth);
+                for row in (0..self.a.place.rows).step_by(ROWS) {
+                    packed.pack_left::<V, T, K>(&self.a, row, from, depth);
+                    self.tiles(lanes, &packed, [row, col], from, depth);
                 }
             }
-        });
+        }
+        PACKED.set(packed);
     }
 }
 
