@@ -323,9 +323,9 @@ fn bits_are_those_of_the_rule() {
 #[test]
 fn bits_are_those_of_the_rule_over_three_tiles_and_documents() {
     for (dtype, model) in ARITHMETIC {
-        let problem = Problem::new(shape(1, 300, 2, 2, 24, 12), dtype, 77);
+        let problem = Problem::new(shape(1, 300, 1, 1, 20, 12), dtype, 77);
         assert_bits(&problem.run(model), &problem.naive(model), &format!("{dtype:?} {model:?}"));
-        let problem = Problem::new(shape(2, 300, 1, 1, 6, 4), dtype, 78).packed(&[1, 140, 3, 156]);
+        let problem = Problem::new(shape(1, 300, 1, 1, 6, 4), dtype, 78).packed(&[1, 140, 3, 156]);
         assert_bits(&problem.run(model), &problem.naive(model), &format!("packed {dtype:?} {model:?}"));
     }
 }
@@ -581,13 +581,13 @@ fn extents_without_sense_are_named() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
     #[test]
     fn bits_are_those_of_the_rule_on_any_shape(
-        (batch, sequence, kv_heads, group) in (1usize..3, 0usize..160, 1usize..3, 1usize..3),
+        (batch, sequence, kv_heads, group) in (1usize..3, 0usize..70, 1usize..3, 1usize..3),
         (qk_dim, v_dim, seed, arithmetic) in (1usize..20, 1usize..10, any::<u16>(), 0usize..3),
-        starts in prop::option::of(prop::collection::vec(any::<u32>(), 320)),
+        starts in prop::option::of(prop::collection::vec(any::<u32>(), 140)),
     ) {
         let (dtype, model) = ARITHMETIC[arithmetic];
         let mut problem = Problem::new(shape(batch, sequence, kv_heads * group, kv_heads, qk_dim, v_dim), dtype, seed.into());
