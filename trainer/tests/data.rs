@@ -150,10 +150,10 @@ fn files_are_read_in_order_and_split_without_overlap() {
     let text = |corpus: &Corpus| -> String {
         corpus.tokens().iter().map(|&t| u8::try_from(t).map_or('|', char::from)).collect()
     };
-    let (train, validation) = Corpus::load(&data(&[&all, &all], &[])).unwrap();
+    let (train, validation) = Corpus::load(&data(&[&all, &all], &[]), 257).unwrap();
     assert_eq!((text(&train), text(&validation)), ("aaaaaa|bbbbB|".into(), "AA|B|".into()));
     let one = format!("{}/b.*", dir.path().display());
-    let (train, validation) = Corpus::load(&data(&[&all], &[&one])).unwrap();
+    let (train, validation) = Corpus::load(&data(&[&all], &[&one]), 257).unwrap();
     assert_eq!((text(&train), text(&validation)), ("aaaaaaAA|bbbbBB|".into(), "bbbbBB|".into()));
 }
 
@@ -161,16 +161,18 @@ fn files_are_read_in_order_and_split_without_overlap() {
 fn missing_and_empty_text_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("empty.txt"), "").unwrap();
-    let refuse = |pattern: &str| Corpus::load(&data(&[pattern], &[])).unwrap_err().to_string();
+    let refuse = |pattern: &str| Corpus::load(&data(&[pattern], &[]), 257).unwrap_err().to_string();
     let missing = format!("{}/*.md", dir.path().display());
     assert!(refuse(&missing).contains("*.md\" matches no file"));
     assert!(refuse(&format!("{}/*.txt", dir.path().display())).contains("the training text is empty"));
     assert!(refuse("a***").contains("pattern \"a***\""));
+    let message = Corpus::load(&data(&[], &[]), 256).unwrap_err().to_string();
+    assert!(message.contains("vocab_size is 256") && message.contains("257"), "{message}");
 }
 
 #[test]
 fn the_embedded_corpus_is_this_repository() {
-    let (train, validation) = Corpus::load(&data(&[], &[])).unwrap();
+    let (train, validation) = Corpus::load(&data(&[], &[]), 257).unwrap();
     let bytes: Vec<u8> = train.tokens().iter().filter_map(|&t| u8::try_from(t).ok()).collect();
     let text = String::from_utf8_lossy(&bytes);
     assert!(text.contains("The one trait that a device implements"));

@@ -31,7 +31,7 @@ use crate::{bench, train as training};
 
 /// Trains Mixture-of-Experts language models that never drop a token, with the same bits on every backend.
 #[derive(Debug, Parser)]
-#[command(name = "dropless", version)]
+#[command(name = "dropless", version, arg_required_else_help = false)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -201,10 +201,10 @@ fn refuse(message: &str) -> ExitCode {
 /// The parser's message as one line, without the usage that follows it.
 fn usage(error: &clap::Error) -> String {
     let text = error.to_string();
-    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let message = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-    let message = message.trim_start_matches("error: ").split(" For more information").next().unwrap_or_default();
-    format!("{message} (see dropless --help)")
+    let ends = |line: &str| line.starts_with("Usage:") || line.starts_with("For more information");
+    let lines = text.lines().map(str::trim).take_while(|line| !ends(line));
+    let message = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
+    format!("{} (see dropless --help)", message.trim_start_matches("error: "))
 }
 
 fn dispatch(command: Command) -> Result<ExitCode> {

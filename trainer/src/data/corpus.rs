@@ -22,14 +22,22 @@ pub struct Corpus {
 type Document = (String, Vec<u8>);
 
 impl Corpus {
-    /// The training and the validation text of a configuration.
+    /// The training and the validation text of a configuration, for a model with `vocab` ids.
     ///
     /// Without validation files, the last part of each document is set aside: `validation_fraction` of its bytes,
     /// rounded down. So the two never share a byte, and the split depends on nothing else.
     ///
     /// # Errors
-    /// [`Error::Data`] for a bad pattern, one that matches nothing, a file that cannot be read, or no text at all.
-    pub fn load(config: &DataConfig) -> Result<(Corpus, Corpus)> {
+    /// [`Error::Config`] for a vocabulary that the tokenizer exceeds; [`Error::Data`] for a bad pattern, one that matches
+    /// nothing, a file that cannot be read, or no text at all.
+    pub fn load(config: &DataConfig, vocab: usize) -> Result<(Corpus, Corpus)> {
+        if vocab <= END as usize {
+            return Err(Error::Config(format!(
+                "model.vocab_size is {vocab}, but data.tokenizer \"byte\" needs at least {} (256 bytes and the end of a \
+                 document)",
+                END + 1
+            )));
+        }
         let mut train = if config.train.is_empty() { embedded() } else { read(&config.train)? };
         let mut validation = Vec::new();
         if config.validation.is_empty() {

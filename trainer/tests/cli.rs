@@ -1,0 +1,318 @@
+//! The program as a user meets it: what a mistake gets (exit code 2, exactly one line on the error output, nothing
+//! lost), and that a run can be broken off and go on.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::{TempDir, tempdir};
+
+/// The smallest model with every kind of layer, on a small text.
+const TINY: &str = r#"
+[model]
+vocab_size = 257
+hidden_size = 32
+intermediate_size = 32
+moe_intermediate_size = 32
+num_hidden_layers = 2
+num_attention_heads = 2
+kv_lora_rank = 16
+qk_nope_head_dim = 8
+qk_rope_head_dim = 8
+v_head_dim = 16
+n_routed_experts = 4
+n_group = 2
+topk_group = 1
+max_position_embeddings = 16
+[train]
+steps = 3
+batch_size = 4
+micro_batch_size = 4
+sequence_length = 16
+warmup_steps = 1
+checkpoint_interval = 1
+keep_checkpoints = 0
+[data]
+train = ["text.txt"]
+"#;
+
+/// A directory with a configuration, `tiny.toml`, and its text.
+fn workplace() -> TempDir {
+    let dir = tempdir().unwrap();
+    fs::write(dir.path().join("tiny.toml"), TINY).unwrap();
+    let text: String = (0..200).map(|i| format!("line {i} of a text that repeats itself\n")).collect();
+    fs::write(dir.path().join("text.txt"), text).unwrap();
+    dir
+}
+
+fn dropless(dir: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_dropless")).args(arguments).current_dir(dir).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Asserts exit code 2 and one line on the error output that holds all of `words`.
+fn assert_refused(output: &Output, words: &[&str]) {
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert_eq!(message.lines().count(), 1, "one line: {message:?}");
+    for word in words {
+        assert!(message.contains(word), "{message:?} lacks {word:?}");
+    }
+}
+
+fn assert_done(output: &Output) -> String {
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Trains the tiny model in `dir/out` with these further arguments.
+fn train(dir: &Path, arguments: &[&str]) -> Output {
+    dropless(dir, &[&["train", "tiny.toml", "--out", "run"], arguments].concat())
+}
+
+/// The word after `digest` in what a run printed.
+fn digest(stdout: &str) -> String {
+    stdout.lines().find_map(|line| line.strip_prefix("digest ")).unwrap().to_owned()
+}
+
+fn checkpoint(dir: &Path, step: u64) -> PathBuf {
+    dir.join(format!("run/checkpoints/step-{step:06}"))
+}
+
+#[test]
+fn command_lines_that_are_none() {
+    let dir = tempdir().unwrap();
+    let refused = |arguments: &[&str], words: &[&str]| assert_refused(&dropless(dir.path(), arguments), words);
+    refused(&[], &["subcommand", "train"]);
+    refused(&["trian"], &["trian", "train"]);
+    refused(&["train", "--stepz", "3"], &["--stepz", "--steps"]);
+    refused(&["train", "--steps", "many"], &["--steps", "many"]);
+    refused(&["train", "--numerics", "volta"], &["volta", "hopper"]);
+    refused(&["generate"], &["--prompt"]);
+    refused(&["generate", "--prompt", "a", "--temperature=-1"], &["--temperature is -1"]);
+    refused(&["generate", "--prompt", "a", "--top-p", "1.5"], &["--top-p is 1.5"]);
+    refused(&["eval"], &["no run in out/"]);
+    refused(&["train", "--resume"], &["no run in out/"]);
+    refused(&["train", "--resume", "--out", "absent"], &["--out absent"]);
+    for backend in ["wgpu", "cuda"] {
+        refused(&["train", "--backend", backend], &[backend, "not in this version", "--backend host"]);
+        refused(&["bench", backend], &[backend, "not in this version"]);
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing was written");
+}
+
+#[test]
+fn b212_misspelt_keys_and_wrong_values() {
+    let dir = workplace();
+    assert_refused(&train(dir.path(), &["--set", "train.batch_sise=2"]), &["train.batch_sise", "train.batch_size"]);
+    assert_refused(&train(dir.path(), &["--set", "train.steps=often"]), &["train.steps", "often"]);
+    fs::write(dir.path().join("tiny.toml"), "[train]\nexpert_paralel = 2\n").unwrap();
+    assert_refused(&train(dir.path(), &[]), &["tiny.toml", "expert_paralel", "did you mean"]);
+    assert_refused(&dropless(dir.path(), &["train", "absent.toml"]), &["absent.toml"]);
+    assert!(!dir.path().join("run").exists());
+}
+
+#[test]
+fn b210_shapes_that_cannot_be() {
+    let dir = workplace();
+    let refused = |arguments: &[&str], words: &[&str]| assert_refused(&train(dir.path(), arguments), words);
+    refused(&["--set", "model.num_experts_per_tok=5"], &["num_experts_per_tok is 5", "n_routed_experts is 4"]);
+    refused(&["--set", "train.recipe=mxfp8", "--set", "model.hidden_size=40"], &["hidden_size is 40", "32"]);
+    refused(&["--ranks", "3"], &["n_routed_experts is 4", "3 ranks"]);
+    refused(&["--set", "model.vocab_size=256"], &["vocab_size is 256", "257"]);
+    assert!(!dir.path().join("run/checkpoints").exists());
+}
+
+#[test]
+fn b240_text_that_is_not_there_or_too_short() {
+    let dir = workplace();
+    fs::write(dir.path().join("empty.txt"), "").unwrap();
+    fs::write(dir.path().join("short.txt"), "too short").unwrap();
+    let with = |pattern: &str| train(dir.path(), &["--set", &format!("data.train=[\"{pattern}\"]")]);
+    assert_refused(&with("absent*.txt"), &["absent*.txt", "matches no file"]);
+    assert_refused(&with("empty.txt"), &["training text is empty"]);
+    assert_refused(&with("short.txt"), &["tokens", "needs 17"]);
+}
+
+#[test]
+fn the_effective_configuration_is_printed_and_recorded() {
+    let dir = workplace();
+    let changes = ["--set", "train.seed=5", "--numerics", "f32", "--steps", "1"];
+    let printed = assert_done(&train(dir.path(), &[&changes[..], &["--print-config"]].concat()));
+    for line in ["seed = 5", "numerics = \"f32\"", "steps = 1", "hidden_size = 32", "beta2 = 0.95"] {
+        assert!(printed.contains(line), "{printed}");
+    }
+    assert!(!dir.path().join("run").exists());
+    assert_done(&train(dir.path(), &changes));
+    assert_eq!(fs::read_to_string(dir.path().join("run/config.toml")).unwrap(), printed);
+}
+
+#[test]
+fn a_run_is_recorded_evaluated_and_continues_text() {
+    let dir = workplace();
+    let printed = assert_done(&train(dir.path(), &[]));
+    for word in ["step 3/3", "validation loss", "byte-unigram entropy", "sample:"] {
+        assert!(printed.contains(word), "{printed}");
+    }
+    let metrics = fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+    let lines: Vec<serde_json::Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
+    for line in &lines {
+        assert_eq!(line["dropped"], 0);
+        let bits = u32::from_str_radix(line["loss_bits"].as_str().unwrap(), 16).unwrap();
+        assert_eq!(f64::from(f32::from_bits(bits)) as f32, line["loss"].as_f64().unwrap() as f32);
+        // 64 tokens, each with 2 of the 4 experts of the one layer.
+        assert_eq!(line["expert_load"]["mean"], 32.0);
+    }
+    assert_eq!(lines[2]["digest"].as_str().unwrap(), digest(&printed));
+    // 200 bytes of corpus text would be a poor model's luck; all that is asked for is that it runs, twice alike.
+    let generate = || assert_done(&dropless(dir.path(), &["generate", "run", "--prompt", "line", "--tokens", "8"]));
+    assert!(generate().starts_with("line"));
+    assert_eq!(generate(), generate());
+    let evaluated = assert_done(&dropless(dir.path(), &["eval", "run"]));
+    let loss = |text: &str| text.lines().find(|line| line.starts_with("validation loss")).unwrap().to_owned();
+    assert_eq!(loss(&evaluated), loss(&printed));
+}
+
+#[test]
+fn a_run_that_is_there_is_not_overwritten() {
+    let dir = workplace();
+    assert_done(&train(dir.path(), &["--steps", "1"]));
+    assert_refused(&train(dir.path(), &["--steps", "1"]), &["--out run holds a run already", "--resume"]);
+    // Without --out, each run has a directory of its own.
+    for number in 1..=2 {
+        assert_done(&dropless(dir.path(), &["train", "tiny.toml", "--steps", "1"]));
+        assert!(dir.path().join(format!("out/run-{number}/checkpoints/step-000001")).exists());
+    }
+}
+
+#[test]
+fn a_checkpoint_of_another_configuration_is_refused() {
+    let dir = workplace();
+    assert_done(&train(dir.path(), &["--steps", "1"]));
+    let resumed = train(dir.path(), &["--resume", "--set", "model.hidden_size=64"]);
+    assert_refused(&resumed, &["model.hidden_size is 64", "checkpoint was made with 32"]);
+    let resumed = train(dir.path(), &["--resume", "--set", "train.grad_shards=2"]);
+    assert_refused(&resumed, &["train.grad_shards is 2", "4"]);
+}
+
+/// Lines on the error output that are not the one that ends a run.
+fn notes(output: &Output) -> Vec<String> {
+    text(&output.stderr).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn b18c_a_damaged_checkpoint_falls_back_to_the_previous_one() {
+    let dir = workplace();
+    let whole = digest(&assert_done(&train(dir.path(), &[])));
+    let path = checkpoint(dir.path(), 3).join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 10]).unwrap();
+    // As of a process that was killed while it saved.
+    fs::create_dir(dir.path().join("run/checkpoints/step-000004.tmp-1")).unwrap();
+    let resumed = dropless(dir.path(), &["train", "--out", "run", "--resume"]);
+    assert_eq!(digest(&assert_done(&resumed)), whole, "step 3 is done again, with the same bits");
+    let notes = notes(&resumed);
+    assert!(notes.iter().any(|n| n.contains("step-000003") && n.contains("previous checkpoint")), "{notes:?}");
+    assert!(notes.iter().any(|n| n.contains("step-000004.tmp-1")), "{notes:?}");
+    assert_done(&dropless(dir.path(), &["eval", "run"]));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_while_saving_stops_the_run_and_loses_nothing() {
+    let dir = workplace();
+    let whole = digest(&assert_done(&train(dir.path(), &["--out", "whole"])));
+    assert_done(&train(dir.path(), &["--steps", "1"]));
+    // Half of a checkpoint's largest file fits.
+    let largest = fs::metadata(checkpoint(dir.path(), 1).join("optimizer.safetensors")).unwrap().len();
+    let script = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", largest / 2 / 1024);
+    let full = Command::new("bash")
+        .args(["-c", &script, env!("CARGO_BIN_EXE_dropless")])
+        .args(["train", "--out", "run", "--resume", "--steps", "3"])
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    assert_refused(&full, &["step-000002", "safetensors", "File too large"]);
+    let left: Vec<_> =
+        fs::read_dir(dir.path().join("run/checkpoints")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["step-000001"]);
+    let resumed = dropless(dir.path(), &["train", "--out", "run", "--resume", "--steps", "3"]);
+    assert_eq!(digest(&assert_done(&resumed)), whole);
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint() {
+    let dir = workplace();
+    // After the first step, a rate of 1e6 throws the weights far beyond what the loss can hold.
+    let run =
+        train(dir.path(), &["--set", "train.learning_rate=1e6", "--set", "train.max_grad_norm=0.0", "--steps", "50"]);
+    assert_refused(&run, &["step ", "not finite", "last good checkpoint: run/checkpoints/step-"]);
+    assert!(dropless(dir.path(), &["eval", "run"]).status.success());
+}
+
+#[test]
+fn a_killed_run_goes_on_with_the_same_bits() {
+    let dir = workplace();
+    let whole = digest(&assert_done(&train(dir.path(), &["--out", "whole", "--steps", "12"])));
+    let start = |resume: bool| {
+        let arguments: &[&str] = if resume { &["--resume"] } else { &["tiny.toml"] };
+        Command::new(env!("CARGO_BIN_EXE_dropless"))
+            .args(["train", "--out", "run", "--steps", "12"])
+            .args(arguments)
+            .current_dir(dir.path())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    let mut resume = false;
+    for milliseconds in [0, 40, 90, 150] {
+        let mut child = start(resume);
+        std::thread::sleep(std::time::Duration::from_millis(milliseconds));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        resume = dir.path().join("run/config.toml").exists();
+    }
+    let arguments: &[&str] = if resume { &["--resume"] } else { &["tiny.toml"] };
+    let last = dropless(dir.path(), &[&["train", "--out", "run", "--steps", "12"], arguments].concat());
+    assert_eq!(digest(&assert_done(&last)), whole);
+}
+
+#[test]
+fn doctor_says_what_there_is() {
+    let dir = tempdir().unwrap();
+    let printed = assert_done(&dropless(dir.path(), &["doctor"]));
+    for line in ["host  available", "wgpu  not in this version", "cuda  not in this version"] {
+        assert!(printed.contains(line), "{printed}");
+    }
+}
+
+const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/reference");
+
+#[test]
+fn verify_passes_the_reference_and_fails_a_model_that_is_not_it() {
+    let dir = tempdir().unwrap();
+    let reference = Path::new(REFERENCE).join("deepseek_v3_a");
+    let printed = assert_done(&dropless(dir.path(), &["verify", reference.to_str().unwrap()]));
+    assert!(printed.contains("logits.f32") && printed.contains(" 0 past the bound"), "{printed}");
+
+    let name = |file: &str| (reference.join(file), dir.path().join(file));
+    for file in ["config.json", "model.safetensors", "expected.safetensors"] {
+        let (from, to) = name(file);
+        fs::copy(from, to).unwrap();
+    }
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    // The last element of the file is the last of a norm's gain: doubled, by its exponent.
+    let last = bytes.len() - 2;
+    bytes[last] ^= 0x80;
+    fs::write(&path, bytes).unwrap();
+    let output = dropless(dir.path(), &["verify", "."]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("FAILED"));
+    fs::write(dir.path().join("config.json"), "{\"model_type\": \"mixtral\"}").unwrap();
+    assert_refused(&dropless(dir.path(), &["verify", "."]), &["config.json", "mixtral", "deepseek_v3"]);
+}
