@@ -68,9 +68,14 @@ fn assert_done(output: &Output) -> String {
     text(&output.stdout)
 }
 
-/// Trains the tiny model in `dir/out` with these further arguments.
+/// Trains the tiny model in `dir/run` with these further arguments.
 fn train(dir: &Path, arguments: &[&str]) -> Output {
     dropless(dir, &[&["train", "tiny.toml", "--out", "run"], arguments].concat())
+}
+
+/// The digest of a run of the tiny model that nothing interrupts.
+fn uninterrupted(dir: &Path, steps: &str) -> String {
+    digest(&assert_done(&dropless(dir, &["train", "tiny.toml", "--out", "whole", "--steps", steps])))
 }
 
 /// The word after `digest` in what a run printed.
@@ -134,7 +139,9 @@ fn b240_text_that_is_not_there_or_too_short() {
     let with = |pattern: &str| train(dir.path(), &["--set", &format!("data.train=[\"{pattern}\"]")]);
     assert_refused(&with("absent*.txt"), &["absent*.txt", "matches no file"]);
     assert_refused(&with("empty.txt"), &["training text is empty"]);
-    assert_refused(&with("short.txt"), &["tokens", "needs 17"]);
+    assert_refused(&with("short.txt"), &["training text has 10 tokens", "needs 17"]);
+    fs::write(dir.path().join("short.txt"), "long enough to train on").unwrap();
+    assert_refused(&with("short.txt"), &["validation text has 3 tokens", "needs 17"]);
 }
 
 #[test]
@@ -225,7 +232,7 @@ fn b18c_a_damaged_checkpoint_falls_back_to_the_previous_one() {
 #[test]
 fn a_full_disk_while_saving_stops_the_run_and_loses_nothing() {
     let dir = workplace();
-    let whole = digest(&assert_done(&train(dir.path(), &["--out", "whole"])));
+    let whole = uninterrupted(dir.path(), "3");
     assert_done(&train(dir.path(), &["--steps", "1"]));
     // Half of a checkpoint's largest file fits.
     let largest = fs::metadata(checkpoint(dir.path(), 1).join("optimizer.safetensors")).unwrap().len();
@@ -257,7 +264,7 @@ fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint() 
 #[test]
 fn a_killed_run_goes_on_with_the_same_bits() {
     let dir = workplace();
-    let whole = digest(&assert_done(&train(dir.path(), &["--out", "whole", "--steps", "12"])));
+    let whole = uninterrupted(dir.path(), "12");
     let start = |resume: bool| {
         let arguments: &[&str] = if resume { &["--resume"] } else { &["tiny.toml"] };
         Command::new(env!("CARGO_BIN_EXE_dropless"))

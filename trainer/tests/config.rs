@@ -116,6 +116,7 @@ fn batches_that_cannot_be_divided_are_refused() {
     assert_names(&refusal(2, &["train.grad_shards=1"]), &["grad_shards is 1", "2 ranks"]);
     assert_names(&refusal(1, &["train.sequence_length=129"]), &["sequence_length is 129", "is 128"]);
     assert_names(&refusal(1, &["moe.chunks=3"]), &["moe.chunks is 3", "512 tokens"]);
+    assert_names(&refusal(1, &["model.vocab_size=256"]), &["vocab_size is 256", "257"]);
     assert_names(&refusal(1, &["train.batch_size=0"]), &["train.batch_size is 0"]);
     assert_names(&refusal(1, &["train.beta2=1.0"]), &["train.beta2 is 1"]);
     assert_names(&refusal(1, &["train.learning_rate=nan"]), &["train.learning_rate is NaN"]);

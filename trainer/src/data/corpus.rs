@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::config::DataConfig;
+use crate::config::Config;
 use crate::error::{Error, Result};
 
 /// The end of a document; ids below it are bytes.
@@ -22,37 +22,44 @@ pub struct Corpus {
 type Document = (String, Vec<u8>);
 
 impl Corpus {
-    /// The training and the validation text of a configuration, for a model with `vocab` ids.
+    /// The training and the validation text of a configuration.
     ///
     /// Without validation files, the last part of each document is set aside: `validation_fraction` of its bytes,
     /// rounded down. So the two never share a byte, and the split depends on nothing else.
     ///
     /// # Errors
-    /// [`Error::Config`] for a vocabulary that the tokenizer exceeds; [`Error::Data`] for a bad pattern, one that matches
-    /// nothing, a file that cannot be read, or no text at all.
-    pub fn load(config: &DataConfig, vocab: usize) -> Result<(Corpus, Corpus)> {
-        if vocab <= END as usize {
-            return Err(Error::Config(format!(
-                "model.vocab_size is {vocab}, but data.tokenizer \"byte\" needs at least {} (256 bytes and the end of a \
-                 document)",
-                END + 1
-            )));
-        }
-        let mut train = if config.train.is_empty() { embedded() } else { read(&config.train)? };
+    /// [`Error::Data`] for a bad pattern, one that matches nothing, a file that cannot be read, or a text that is shorter
+    /// than one sequence.
+    pub fn load(config: &Config) -> Result<(Corpus, Corpus)> {
+        let (data, sequence) = (&config.data, config.train.sequence_length);
+        let mut train = if data.train.is_empty() { embedded() } else { read(&data.train)? };
         let mut validation = Vec::new();
-        if config.validation.is_empty() {
+        if data.validation.is_empty() {
             for (name, text) in &mut train {
-                let aside = text.len() - set_aside(text.len(), config.validation_fraction);
+                let aside = text.len() - set_aside(text.len(), data.validation_fraction);
                 validation.push((name.clone(), text.split_off(aside)));
             }
         } else {
-            validation = read(&config.validation)?;
+            validation = read(&data.validation)?;
         }
-        let corpus = |what: &str, documents: Vec<Document>| {
-            let corpus = Corpus::from_bytes(documents.into_iter().map(|(_, text)| text));
-            if corpus.tokens.is_empty() { Err(Error::Data(format!("the {what} text is empty"))) } else { Ok(corpus) }
-        };
-        Ok((corpus("training", train)?, corpus("validation", validation)?))
+        let texts =
+            [train, validation].map(|documents| Corpus::from_bytes(documents.into_iter().map(|(_, text)| text)));
+        let [train, validation] = texts;
+        train.has_a_sequence("training", sequence)?;
+        validation.has_a_sequence("validation", sequence)?;
+        Ok((train, validation))
+    }
+
+    /// An error unless there is one sequence and the token after it.
+    pub(super) fn has_a_sequence(&self, what: &str, sequence: usize) -> Result<()> {
+        let (have, need) = (self.tokens.len(), sequence + 1);
+        if have >= need {
+            return Ok(());
+        }
+        let size = if have == 0 { "is empty".into() } else { format!("has {have} tokens") };
+        Err(Error::Data(format!(
+            "the {what} text {size}, but one sequence needs {need} tokens (train.sequence_length and the token after it)"
+        )))
     }
 
     /// Documents of bytes. Empty ones are left out.

@@ -38,7 +38,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Data`] when the text is shorter than one sequence and the token after it, or the position lies outside.
     pub fn new(corpus: Arc<Corpus>, sequence: usize, seed: u64, position: Position) -> Result<Stream> {
-        enough("training", &corpus, sequence)?;
+        corpus.has_a_sequence("training", sequence)?;
         let windows = windows(&corpus, sequence, seed, position.epoch);
         if position.index >= windows.len() {
             return Err(Error::Data(format!(
@@ -76,7 +76,7 @@ impl Stream {
 /// # Errors
 /// [`Error::Data`] when the text is shorter than one sequence and the token after it.
 pub fn validation(corpus: &Corpus, sequence: usize, sequences: usize) -> Result<impl Iterator<Item = Batch>> {
-    enough("validation", corpus, sequence)?;
+    corpus.has_a_sequence("validation", sequence)?;
     let windows: Vec<usize> = starts(corpus, sequence, 0).collect();
     let batches = windows.len().div_ceil(sequences);
     Ok((0..batches).map(move |b| {
@@ -89,16 +89,6 @@ pub fn validation(corpus: &Corpus, sequence: usize, sequences: usize) -> Result<
         }
         batch
     }))
-}
-
-fn enough(what: &str, corpus: &Corpus, sequence: usize) -> Result<()> {
-    let (have, need) = (corpus.tokens.len(), sequence + 1);
-    if have >= need {
-        return Ok(());
-    }
-    Err(Error::Data(format!(
-        "the {what} text has {have} tokens, but one sequence needs {need} (train.sequence_length and the token after it)"
-    )))
 }
 
 /// First tokens of the windows that fit when the first one starts at `phase`.

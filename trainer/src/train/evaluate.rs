@@ -27,7 +27,7 @@ pub struct Validation {
 pub fn evaluate(config: &Config, checkpoint: &Checkpoint, options: &TrainOptions) -> Result<Validation> {
     config.check(options.ranks)?;
     config.check_data()?;
-    let (_, validation) = Corpus::load(&config.data)?;
+    let (_, validation) = Corpus::load(config)?;
     let losses = ranks::run(options, config.train.numerics.into(), |backend| {
         let ranks = backend.caps().ranks;
         let train = &config.train;

@@ -66,7 +66,7 @@ struct Run<'a> {
 pub fn run(config: &Config, options: &TrainOptions) -> Result<Summary> {
     config.check(options.ranks)?;
     config.check_data()?;
-    let (train, validation) = Corpus::load(&config.data)?;
+    let (train, validation) = Corpus::load(config)?;
     let mut from = None;
     if options.resume {
         let found = checkpoint::newest(&options.out)?;
