@@ -138,3 +138,6 @@ fn specification<T: Element>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

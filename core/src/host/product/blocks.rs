@@ -18,7 +18,7 @@ const ROWS: usize = 128;
 /// Rows of the right factor (columns of c) packed at a time; with the left block they fit the second-level cache.
 const COLS: usize = 256;
 /// The most rows and columns of a tile.
-const TILE: [usize; 2] = [12, 32];
+const TILE: [usize; 2] = [8, 32];
 
 /// Some rows of the left factor, element by element along the chain.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ pub(super) trait Kernel: Copy {
     /// The matrix unit that the kernel follows, if any; it needs the packed exponents.
     const UNIT: Option<Tensorcore>;
 
-    /// The most rows of a tile, one of 1, 2, 4, 6, 12.
+    /// The most rows of a tile, one of 1, 2, 4, 6, 8.
     fn rows<V: Lanes>() -> usize;
 
     /// Continues the chains in c, R rows of two vectors each. `exact(row, column, step, acc)` is the specification of a
@@ -205,7 +205,7 @@ impl<T: Element, K: Kernel> Job for Blocks<'_, T, K> {
 fn heights(rows: usize, most: usize) -> impl Iterator<Item = usize> {
     let mut left = rows;
     std::iter::from_fn(move || {
-        let height = [12, 6, 4, 2, 1].into_iter().find(|&height| height <= left.min(most))?;
+        let height = [8, 6, 4, 2, 1].into_iter().find(|&height| height <= left.min(most))?;
         left -= height;
         Some(height)
     })
@@ -296,7 +296,7 @@ impl<T: Element, K: Kernel> Blocks<'_, T, K> {
                 }
                 let kernel = self.kernel;
                 match height {
-                    12 if K::rows::<V>() >= 12 => kernel.tile::<V, 12>(lanes, left, right, tile, &exact),
+                    8 if K::rows::<V>() >= 8 => kernel.tile::<V, 8>(lanes, left, right, tile, &exact),
                     6 if K::rows::<V>() >= 6 => kernel.tile::<V, 6>(lanes, left, right, tile, &exact),
                     4 if K::rows::<V>() >= 4 => kernel.tile::<V, 4>(lanes, left, right, tile, &exact),
                     2 => kernel.tile::<V, 2>(lanes, left, right, tile, &exact),

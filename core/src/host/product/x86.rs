@@ -195,7 +195,7 @@ impl Avx512 {
 
 impl Lanes for Avx512 {
     const N: usize = 16;
-    const FUSED_ROWS: usize = 12;
+    const FUSED_ROWS: usize = 8;
     const UNIT_ROWS: usize = 4;
     type F = __m512;
     type I = __m512i;
