@@ -66,7 +66,7 @@ fn bf16_code(regime: Regime, random: &mut Random) -> u16 {
             0 => random.code() & 0x8000,
             1 => random.code() & 0x807F,
             2 => random.near(10, 9),
-            _ => random.near(127, 2),
+            _ => random.near(200, 40),
         },
         Regime::Specials if random.below(300) == 0 => 0x7F80 | random.code() & 0x8001,
         Regime::Specials => random.near(127, 3),

@@ -1,35 +1,31 @@
-//! The grouped product of the host backend against one chain of `mma` for each element.
-
-#![expect(clippy::cast_possible_truncation, reason = "random bits and small sizes are cut on purpose")]
+//! A product with its operands, how a host runs it, and what it should give.
 
 use std::ops::Range;
 
 use dropless_core::host::{Host, HostOptions, Simd};
-use dropless_core::numerics::{bf16, mma};
+use dropless_core::numerics::{bf16, e4m3, mma};
 use dropless_core::ops::{GemmKind, GroupedGemm, Operand};
-use dropless_core::{Backend, DType, Error, NumericModel, Result, Tensor};
-use proptest::prelude::*;
-use proptest::test_runner::{Config, RngSeed};
+use dropless_core::{Backend, DType, NumericModel, Result, Tensor};
 
-const KINDS: [GemmKind; 3] = [GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad];
-const MODELS: [NumericModel; 3] = [NumericModel::F32, NumericModel::Hopper, NumericModel::Blackwell];
+pub(crate) const KINDS: [GemmKind; 3] = [GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad];
+pub(crate) const MODELS: [NumericModel; 3] = [NumericModel::F32, NumericModel::Hopper, NumericModel::Blackwell];
 /// A NaN that no arithmetic makes, in the bits of a f32 and of two bf16.
-const GUARD: u32 = 0xFFAB_FFAB;
+pub(crate) const GUARD: u32 = 0xFFAB_FFAB;
 
-fn host(numerics: NumericModel, simd: Simd) -> Host {
+pub(crate) fn host(numerics: NumericModel, simd: Simd) -> Host {
     Host::new(HostOptions { numerics, simd: Some(simd), threads: 2, ..HostOptions::default() }).unwrap()
 }
 
-fn levels() -> impl Iterator<Item = Simd> {
+pub(crate) fn levels() -> impl Iterator<Item = Simd> {
     Simd::ALL.into_iter().filter(|simd| simd.available())
 }
 
 /// A small generator: splitmix64.
 #[derive(Clone)]
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -37,12 +33,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
     /// A value as training has them, now and then a special one.
-    fn value(&mut self) -> f32 {
+    pub(crate) fn value(&mut self) -> f32 {
         let sum: i64 = (0..4).map(|_| (self.next() >> 40) as i64 - (1 << 23)).sum();
         match self.below(500) {
             0 => 0.0,
@@ -56,41 +52,46 @@ impl Random {
 
 /// How the factors are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
+pub(crate) enum Format {
     F32,
     Bf16,
     Mxfp8,
     Fp8Block,
 }
 
-const FORMATS: [Format; 4] = [Format::F32, Format::Bf16, Format::Mxfp8, Format::Fp8Block];
+pub(crate) const FORMATS: [Format; 4] = [Format::F32, Format::Bf16, Format::Mxfp8, Format::Fp8Block];
 
 /// A product with its operands in memory.
 #[derive(Clone, Debug)]
-struct Problem {
-    kind: GemmKind,
-    format: Format,
-    offsets: Vec<u32>,
+pub(crate) struct Problem {
+    pub(crate) kind: GemmKind,
+    pub(crate) format: Format,
+    pub(crate) offsets: Vec<u32>,
     /// Rows of the ragged operands; those past the last offset do not count.
-    rows: usize,
-    n: usize,
-    k: usize,
-    gather: [Option<Vec<u32>>; 2],
-    data: [Data; 2],
-    accumulate: bool,
-    out: DType,
+    pub(crate) rows: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) gather: [Option<Vec<u32>>; 2],
+    pub(crate) data: [Data; 2],
+    pub(crate) accumulate: bool,
+    pub(crate) out: DType,
 }
 
 /// The elements of an operand, and the scales of a quantized one.
 #[derive(Clone, Debug)]
-enum Data {
+pub(crate) enum Data {
     F32(Vec<f32>),
     Bf16(Vec<u16>),
     Mxfp8(Vec<u8>, Vec<u8>),
     Fp8Block(Vec<u8>, Vec<f32>),
 }
 
-fn offsets_of(sizes: &[usize]) -> Vec<u32> {
+/// Rows of `from` elements made `to` long.
+fn widened<T: Copy>(rows: &[T], from: usize, to: usize, fill: T) -> Vec<T> {
+    rows.chunks(from).flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(fill, to - from))).collect()
+}
+
+pub(crate) fn offsets_of(sizes: &[usize]) -> Vec<u32> {
     let mut end = 0;
     std::iter::once(0)
         .chain(sizes.iter().map(|&size| {
@@ -102,7 +103,7 @@ fn offsets_of(sizes: &[usize]) -> Vec<u32> {
 
 impl Problem {
     /// Random operands.
-    fn new(kind: GemmKind, format: Format, sizes: &[usize], n: usize, k: usize, seed: u64) -> Problem {
+    pub(crate) fn new(kind: GemmKind, format: Format, sizes: &[usize], n: usize, k: usize, seed: u64) -> Problem {
         let offsets = offsets_of(sizes);
         let rows = *offsets.last().unwrap() as usize;
         let mut problem = Problem {
@@ -121,7 +122,7 @@ impl Problem {
         problem
     }
 
-    fn fill(&mut self, seed: u64) {
+    pub(crate) fn fill(&mut self, seed: u64) {
         let mut random = Random(seed);
         for side in 0..2 {
             let len = self.shape(side).iter().product();
@@ -148,16 +149,74 @@ impl Problem {
         }
     }
 
-    fn groups(&self) -> usize {
+    /// Sets a factor to `value(row, column)` of its plain layout, the rows of all groups in turn; quantized factors get
+    /// scales of 1.
+    pub(crate) fn set(&mut self, side: usize, value: impl Fn(usize, usize) -> f32) {
+        let Problem { kind, rows, n, k, .. } = *self;
+        let width = if (kind, side) == (GemmKind::Dgrad, 0) || (kind, side) == (GemmKind::Wgrad, 0) { n } else { k };
+        let len = self.shape(side).iter().product::<usize>();
+        let all = (0..len).map(|i| value(i / width, i % width));
+        let code = |x: f32| e4m3::from_f32(x);
+        match &mut self.data[side] {
+            Data::F32(data) => *data = all.collect(),
+            Data::Bf16(data) => *data = all.map(bf16::from_f32).collect(),
+            Data::Mxfp8(data, scales) => {
+                *data = all.map(code).collect();
+                scales.fill(127);
+            }
+            Data::Fp8Block(data, scales) => {
+                // The chain is the last dimension.
+                let plain = |i: usize| match (kind, side) {
+                    (GemmKind::Forward, _) | (GemmKind::Dgrad, 0) => [i / width, i % width],
+                    (GemmKind::Dgrad, _) => [i / (n * k) * n + i % n, i / n % k],
+                    (GemmKind::Wgrad, _) => [i % rows, i / rows],
+                };
+                *data = (0..len).map(|i| code(value(plain(i)[0], plain(i)[1]))).collect();
+                scales.fill(1.0);
+            }
+        }
+    }
+
+    /// Appends rows that belong to no group: NaN, or NaN codes and scales.
+    pub(crate) fn add_rows(&mut self, rows: usize) {
+        let before = self.rows;
+        self.rows += rows;
+        for side in 0..2 {
+            if side == 1 && self.kind != GemmKind::Wgrad {
+                continue;
+            }
+            let (shape, scale_shape) = (self.shape(side), self.scale_shape(side));
+            // A transposed operand has the new rows as columns.
+            let transposed = self.format == Format::Fp8Block && self.kind == GemmKind::Wgrad;
+            match &mut self.data[side] {
+                Data::F32(x) => x.resize(shape.iter().product(), f32::NAN),
+                Data::Bf16(x) => x.resize(shape.iter().product(), 0x7FC0),
+                Data::Mxfp8(x, scales) => {
+                    x.resize(shape.iter().product(), 0x7F);
+                    scales.resize(scale_shape.iter().product(), 0xFF);
+                }
+                Data::Fp8Block(x, scales) if transposed => {
+                    *x = widened(x, before, shape[1], 0x7F);
+                    *scales = widened(scales, before.div_ceil(128), scale_shape[1], f32::NAN);
+                }
+                Data::Fp8Block(x, scales) => {
+                    x.resize(shape.iter().product(), 0x7F);
+                    scales.resize(scale_shape.iter().product(), f32::NAN);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn groups(&self) -> usize {
         self.offsets.len() - 1
     }
 
-    fn group(&self, g: usize) -> Range<usize> {
+    pub(crate) fn group(&self, g: usize) -> Range<usize> {
         self.offsets[g] as usize..self.offsets[g + 1] as usize
     }
 
     /// The operand as `GemmKind` and `Operand` say it.
-    fn shape(&self, side: usize) -> Vec<usize> {
+    pub(crate) fn shape(&self, side: usize) -> Vec<usize> {
         let Problem { rows, n, k, .. } = *self;
         let groups = self.groups();
         let fp8 = self.format == Format::Fp8Block;
@@ -189,7 +248,7 @@ impl Problem {
         }
     }
 
-    fn scale_shape(&self, side: usize) -> Vec<usize> {
+    pub(crate) fn scale_shape(&self, side: usize) -> Vec<usize> {
         let mut shape = self.shape(side);
         let last = shape.len() - 1;
         match self.format {
@@ -213,7 +272,7 @@ impl Problem {
         }
     }
 
-    fn out_shape(&self) -> Vec<usize> {
+    pub(crate) fn out_shape(&self) -> Vec<usize> {
         match self.kind {
             GemmKind::Forward => vec![self.rows, self.n],
             GemmKind::Dgrad => vec![self.rows, self.k],
@@ -222,7 +281,7 @@ impl Problem {
     }
 
     /// Runs it on a host; the result as f32, starting from `before` (in bits of the output type).
-    fn run(&self, host: &dyn Backend, before: u32) -> Result<Vec<f32>> {
+    pub(crate) fn run(&self, host: &dyn Backend, before: u32) -> Result<Vec<f32>> {
         let mut scales = Vec::new();
         let mut values = Vec::new();
         let mut gathers = Vec::new();
@@ -272,7 +331,7 @@ impl Problem {
     }
 
     /// The specification, one element at a time.
-    fn expected(&self, model: NumericModel, before: u32) -> Vec<f32> {
+    pub(crate) fn expected(&self, model: NumericModel, before: u32) -> Vec<f32> {
         let Problem { rows, n, k, .. } = *self;
         let before = if self.out == DType::F32 { f32::from_bits(before) } else { bf16::to_f32(before as u16) };
         let mut out = vec![before; self.out_shape().iter().product()];
@@ -338,8 +397,10 @@ impl Problem {
                         }
                         (Data::Mxfp8(a, sa), Data::Mxfp8(b, sb)) => {
                             let decode = |x: &[u8], s: &[u8], side: usize| -> Vec<u16> {
-                                let one =
-                                    |t| e4m3(x[flat(side, t)]) * f32::from_bits(u32::from(s[mx_scale(side, t)]) << 23);
+                                let one = |t| {
+                                    e4m3::to_f32(x[flat(side, t)])
+                                        * f32::from_bits(u32::from(s[mx_scale(side, t)]) << 23)
+                                };
                                 chain.clone().map(|t| bf16::from_f32(one(t))).collect()
                             };
                             mma::dot_bf16(model, &decode(a, sa, 0), &decode(b, sb, 1), 0.0)
@@ -371,7 +432,7 @@ impl Problem {
     }
 
     /// Every model and SIMD level against the specification.
-    fn check_with(&self, models: &[NumericModel], before: u32) {
+    pub(crate) fn check_with(&self, models: &[NumericModel], before: u32) {
         for &model in models {
             let want = self.expected(model, before);
             for simd in levels() {
@@ -382,7 +443,7 @@ impl Problem {
         }
     }
 
-    fn check(&self) {
+    pub(crate) fn check(&self) {
         self.check_with(&MODELS, if self.accumulate { 0x3FC0_0000 } else { GUARD });
     }
 }
@@ -394,19 +455,9 @@ impl std::fmt::Display for Problem {
     }
 }
 
-fn e4m3(code: u8) -> f32 {
-    let (field, fraction) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-    let magnitude = match (field, code & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => fraction * 2f32.powi(-9),
-        _ => (8.0 + fraction) * 2f32.powi(field - 10),
-    };
-    if code >> 7 == 1 { -magnitude } else { magnitude }
-}
-
 /// Bit for bit; any computed NaN equals any other, but a guard only itself.
 #[track_caller]
-fn assert_same(got: &[f32], want: &[f32], what: impl Fn() -> String) {
+pub(crate) fn assert_same(got: &[f32], want: &[f32], what: impl Fn() -> String) {
     assert_eq!(got.len(), want.len(), "{}", what());
     let guard = |x: f32| x.to_bits() == GUARD || x.to_bits() == GUARD << 16;
     let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan() && !guard(a) && !guard(b));
@@ -417,49 +468,4 @@ fn assert_same(got: &[f32], want: &[f32], what: impl Fn() -> String) {
         .map(|&i| format!("[{i}] {:08x} for {:08x}", got[i].to_bits(), want[i].to_bits()))
         .collect();
     assert!(wrong.is_empty(), "{}: {} of {} differ: {first:?}", what(), wrong.len(), got.len());
-}
-
-/// Sizes that suit the format: quantized columns are padded to whole blocks.
-fn sizes_for(kind: GemmKind, format: Format, sizes: &[usize]) -> Vec<usize> {
-    let block = match (kind, format) {
-        (GemmKind::Wgrad, Format::Mxfp8) => 32,
-        (GemmKind::Wgrad, Format::Fp8Block) => 128,
-        _ => 1,
-    };
-    sizes.iter().map(|size| size.next_multiple_of(block)).collect()
-}
-
-#[test]
-fn every_kind_and_format_follows_the_model() {
-    for kind in KINDS {
-        for format in FORMATS {
-            let mut problem = Problem::new(kind, format, &sizes_for(kind, format, &[5, 0, 33, 1]), 160, 96, 1);
-            problem.check();
-            problem.out = DType::Bf16;
-            problem.check_with(&[NumericModel::Hopper], GUARD);
-            problem.out = DType::F32;
-            problem.accumulate = true;
-            problem.check_with(&[NumericModel::Hopper], 0x3FC0_0000);
-        }
-    }
-}
-
-#[test]
-fn gathered_rows_are_the_rows_they_name() {
-    let mut random = Random(2);
-    for kind in KINDS {
-        for format in [Format::F32, Format::Bf16] {
-            for sides in [[true, false], [false, true], [true, true]] {
-                if sides[1] && kind != GemmKind::Wgrad {
-                    continue;
-                }
-                let mut problem = Problem::new(kind, format, &[7, 0, 20], 24, 40, 3);
-                for side in 0..2 {
-                    // The source has as many rows as there are slots; indices repeat.
-                    problem.gather[side] = sides[side].then(|| (0..27).map(|_| random.below(27) as u32).collect());
-                }
-                problem.check();
-            }
-        }
-    }
 }
