@@ -1,6 +1,7 @@
 //! The grouped product of the host backend against one chain of `mma` for each element.
 
 #![expect(clippy::cast_possible_truncation, reason = "random bits and small sizes are cut on purpose")]
+#![expect(clippy::unwrap_used, reason = "an error fails the test")]
 
 mod cases;
 mod problem;
@@ -46,10 +47,8 @@ fn gathered_rows_are_the_rows_they_name() {
                     continue;
                 }
                 let mut problem = Problem::new(kind, format, &[7, 0, 20], 24, 40, 3);
-                for side in 0..2 {
-                    // The source has as many rows as there are slots; indices repeat.
-                    problem.gather[side] = sides[side].then(|| (0..27).map(|_| random.below(27) as u32).collect());
-                }
+                // The source has as many rows as there are slots; indices repeat.
+                problem.gather = sides.map(|on| on.then(|| (0..27).map(|_| random.below(27) as u32).collect()));
                 problem.check();
             }
         }

@@ -133,7 +133,7 @@ impl Problem {
                         if random.below(2000) == 0 {
                             0x7F
                         } else {
-                            random.next() as u8 % 0x7F | (random.next() as u8 & 0x80)
+                            (random.next() as u8 % 0x7F) | (random.next() as u8 & 0x80)
                         }
                     })
                     .collect()
