@@ -330,6 +330,27 @@ fn bits_are_those_of_the_rule_over_three_tiles_and_documents() {
     }
 }
 
+/// Where every score is 0, p of row r is 1 / (r + 1). The terms of two rows cancel, the small terms between them are cut
+/// step by step, and what is left of them shows in bf16 where each step began.
+#[test]
+fn steps_begin_anew_at_each_heads_first_row() {
+    let mut problem = Problem::new(shape(1, 150, 2, 1, 2, 4), DType::Bf16, 85);
+    problem.q.fill(0.0);
+    for (i, d) in problem.d_out.iter_mut().enumerate() {
+        let (row, head) = (i / 8, i / 4 % 2);
+        *d = match (head, row) {
+            (0, 63) => 64.0,
+            (1, 127) => -128.0,
+            _ => bf16::round(*d * (row + 1) as f32 / (1 << 24) as f32),
+        };
+    }
+    let results = problem.run(NumericModel::Hopper);
+    assert_bits(&results, &problem.naive(NumericModel::Hopper), "cancelling rows");
+    let exact = &problem.wide()[4].value;
+    let cut = results.d_v.iter().zip(exact).filter(|&(&d, e)| (f64::from(d) - e).abs() > 0.02 * e.abs()).count();
+    assert!(cut > 0, "nothing was cut, so nothing was tested");
+}
+
 #[test]
 fn bits_do_not_depend_on_threads_or_instructions() {
     for (dtype, numerics) in ARITHMETIC {
