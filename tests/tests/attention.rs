@@ -540,12 +540,12 @@ impl Problem {
                 let ds = p * (dp - delta);
                 let ds_error = p * ((dp.abs() + delta.abs()) * (p_rel + 3.0 * U) + dp_error + delta_error);
                 let kv = key * s.kv_heads + self.kv(head);
-                for j in 0..s.v_dim {
-                    let g = f64::from(d_out[j]);
-                    d_v.add(kv * s.v_dim + j, p * g, p * g.abs() * p_rel, terms);
+                for (j, &g) in d_out.iter().enumerate() {
+                    let term = p * f64::from(g);
+                    d_v.add(kv * s.v_dim + j, term, term.abs() * p_rel, terms);
                 }
-                for j in 0..s.qk_dim {
-                    let (q, k) = (scale * f64::from(q[j]), scale * f64::from(k[j]));
+                for (j, (&q, &k)) in q.iter().zip(k).enumerate() {
+                    let (q, k) = (scale * f64::from(q), scale * f64::from(k));
                     d_k.add(kv * s.qk_dim + j, ds * q, ds_error * q.abs(), terms);
                     d_q.add(i * s.qk_dim + j, ds * k, ds_error * k.abs(), terms);
                 }
