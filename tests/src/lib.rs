@@ -1,1 +1,5 @@
-//! The differential harness.
+//! The differential harness: problems that any backend can be given.
+#![expect(clippy::unwrap_used, reason = "a harness that cannot go on should stop")]
+#![expect(clippy::cast_possible_truncation, reason = "problems are small")]
+
+pub mod moe;

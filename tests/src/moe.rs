@@ -1,0 +1,393 @@
+//! A Mixture-of-Experts layer as a problem: what comes out, forward and backward, on any number of in-process ranks of
+//! any backend; and the same layer in f64.
+
+use dropless_core::host::{Host, HostOptions};
+use dropless_core::moe::{Moe, MoePolicy, MoeSaved, Recipe, Router};
+use dropless_core::nn::{Mlp, Tokens, Weight};
+use dropless_core::numerics::bf16;
+use dropless_core::numerics::philox::philox4x32;
+use dropless_core::numerics::reduce::tree;
+use dropless_core::ops::{Fill, Score};
+use dropless_core::{Backend, DType, Memory, NumericModel, Tensor};
+
+/// A layer and its input, on all ranks together.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// Sequences on all ranks.
+    pub sequences: usize,
+    /// Tokens of a sequence.
+    pub sequence: usize,
+    /// Gradient shards on all ranks.
+    pub shards: usize,
+    /// Hidden size.
+    pub h: usize,
+    /// Expert width.
+    pub i: usize,
+    /// Experts on all ranks.
+    pub experts: usize,
+    /// Experts of a token.
+    pub k: usize,
+    /// Expert groups.
+    pub groups: usize,
+    /// Groups that take part.
+    pub top_groups: usize,
+    /// Score function.
+    pub score: Score,
+    /// Factor of the weights.
+    pub scale: f32,
+    /// Coefficient of the auxiliary loss.
+    pub balance: f32,
+    /// Arithmetic of the expert products.
+    pub recipe: Recipe,
+    /// Arithmetic of the matrix units.
+    pub numerics: NumericModel,
+    /// Pieces.
+    pub chunks: usize,
+    /// With a shared expert.
+    pub shared: bool,
+    /// What becomes of activations.
+    pub policy: MoePolicy,
+    /// Threads of the host.
+    pub threads: usize,
+    /// Added to the router's weights of one expert, to send it everything.
+    pub favourite: Option<usize>,
+    /// Factor of the gradient `dy`; 0 leaves the auxiliary loss alone.
+    pub dy: f32,
+    /// Selection bias.
+    pub bias: Vec<f32>,
+}
+
+/// A small layer with everything in it.
+pub fn problem() -> Problem {
+    Problem {
+        sequences: 4,
+        sequence: 12,
+        shards: 4,
+        h: 64,
+        i: 32,
+        experts: 8,
+        k: 3,
+        groups: 4,
+        top_groups: 2,
+        score: Score::Sigmoid,
+        scale: 2.5,
+        balance: 0.01,
+        recipe: Recipe::Bf16,
+        numerics: NumericModel::Hopper,
+        chunks: 1,
+        shared: true,
+        policy: MoePolicy::default(),
+        threads: 2,
+        favourite: None,
+        dy: 1.0,
+        bias: vec![0.0; 8],
+    }
+}
+
+/// Everything that comes out, in global order, as bits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The result.
+    pub y: Vec<f32>,
+    /// Gradient of the input.
+    pub dx: Vec<f32>,
+    /// Gradient of the router, shards added.
+    pub router: Vec<f32>,
+    /// Gradients of the shared expert, shards added.
+    pub shared: Vec<f32>,
+    /// Gradients of the experts.
+    pub gate_up: Vec<f32>,
+    /// Gradients of the experts.
+    pub down: Vec<f32>,
+    /// Choices of each expert.
+    pub counts: Vec<u32>,
+    /// Chosen experts.
+    pub ids: Vec<u32>,
+    /// Auxiliary losses.
+    pub balance: Vec<f32>,
+}
+
+impl Outcome {
+    /// All of it as bits.
+    pub fn bits(&self) -> Vec<u32> {
+        let floats = [&self.y, &self.dx, &self.router, &self.shared, &self.gate_up, &self.down, &self.balance]
+            .map(|v| v.as_slice());
+        let mut bits: Vec<u32> = floats.concat().iter().map(|f| f.to_bits()).collect();
+        bits.extend(&self.counts);
+        bits.extend(&self.ids);
+        bits
+    }
+}
+
+/// Uniform in (-1, 1), by name and index.
+pub fn random(name: u32, len: usize) -> Vec<f32> {
+    (0..len)
+        .map(|i| {
+            let word = philox4x32([name, 7], [i as u32, 0, 0, 0])[0];
+            (word >> 8) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// Every value times a factor.
+pub fn scaled(values: Vec<f32>, factor: f32) -> Vec<f32> {
+    values.into_iter().map(|v| v * factor).collect()
+}
+
+/// A tensor holding these values, rounded to its type.
+pub fn put(b: &dyn Backend, dtype: DType, shape: &[usize], values: &[f32]) -> Tensor {
+    match dtype {
+        DType::F32 => b.upload(dtype, shape, values).unwrap(),
+        _ => b.upload(dtype, shape, &values.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<u16>>()).unwrap(),
+    }
+}
+
+/// A tensor's values.
+pub fn get(b: &dyn Backend, t: &Tensor) -> Vec<f32> {
+    match t.dtype() {
+        DType::F32 => b.download(t).unwrap(),
+        _ => b.download::<u16>(t).unwrap().into_iter().map(bf16::to_f32).collect(),
+    }
+}
+
+/// An f32 tensor of zeros.
+pub fn zeros(b: &dyn Backend, shape: &[usize]) -> Tensor {
+    let t = b.alloc(DType::F32, shape, Memory::Device).unwrap();
+    Fill { out: &t, value: 0.0 }.run(b).unwrap();
+    t
+}
+
+impl Problem {
+    /// Tokens on all ranks.
+    pub fn tokens(&self) -> usize {
+        self.sequences * self.sequence
+    }
+
+    /// The layer's input.
+    pub fn x(&self) -> Vec<f32> {
+        random(1, self.tokens() * self.h)
+    }
+
+    fn router_weight(&self) -> Vec<f32> {
+        let mut w = scaled(random(2, self.experts * self.h), 0.3);
+        if let Some(favourite) = self.favourite {
+            // Far above the others whatever x is: through the bias it would not be limited by groups.
+            w[favourite * self.h..(favourite + 1) * self.h].fill(0.0);
+        }
+        w
+    }
+
+    /// One rank's share of the layer.
+    pub fn layer(&self, b: &dyn Backend) -> Moe {
+        let caps = b.caps();
+        let local = self.experts / caps.ranks;
+        let element = self.recipe.element();
+        let shards = self.shards / caps.ranks;
+        let mine = |name: u32, n: usize, k: usize, factor: f32| {
+            let all = scaled(random(name, self.experts * n * k), factor);
+            let part = &all[caps.rank * local * n * k..(caps.rank + 1) * local * n * k];
+            Weight { value: put(b, element, &[local, n, k], part), grad: zeros(b, &[local, n, k]) }
+        };
+        let dense = |name: u32, n: usize, k: usize| Weight {
+            value: put(b, element, &[1, n, k], &scaled(random(name, n * k), 0.2)),
+            grad: zeros(b, &[shards, n, k]),
+        };
+        let mut bias = self.bias.clone();
+        if let Some(favourite) = self.favourite {
+            bias[favourite] = 10.0;
+        }
+        Moe {
+            router: Router {
+                weight: Weight {
+                    value: put(b, DType::F32, &[1, self.experts, self.h], &self.router_weight()),
+                    grad: zeros(b, &[shards, self.experts, self.h]),
+                },
+                bias: Some(put(b, DType::F32, &[self.experts], &bias)),
+                score: self.score,
+                top_k: self.k,
+                groups: self.groups,
+                top_groups: self.top_groups,
+                normalize: true,
+                scale: self.scale,
+                balance: self.balance,
+            },
+            gate_up: mine(3, 2 * self.i, self.h, 0.2),
+            down: mine(4, self.h, self.i, 0.2),
+            recipe: self.recipe,
+            shared: self.shared.then(|| Mlp { gate_up: dense(5, 2 * self.i, self.h), down: dense(6, self.h, self.i) }),
+            chunks: self.chunks,
+        }
+    }
+
+    /// Forward and backward on one rank.
+    pub fn on_rank(&self, b: &dyn Backend) -> Outcome {
+        let caps = b.caps();
+        let sequences = self.sequences / caps.ranks;
+        let tokens = Tokens::new(b, sequences, self.sequence, self.shards / caps.ranks).unwrap();
+        let layer = self.layer(b);
+        let part = |all: Vec<f32>| {
+            let n = all.len() / caps.ranks;
+            put(b, self.recipe.element(), &[tokens.count(), self.h], &all[caps.rank * n..(caps.rank + 1) * n])
+        };
+        let (x, residual) = (part(self.x()), part(random(8, self.tokens() * self.h)));
+        let dy = part(scaled(random(9, self.tokens() * self.h), self.dy));
+        let counts = b.alloc(DType::U32, &[self.experts], Memory::Device).unwrap();
+        Fill { out: &counts, value: 0.0 }.run(b).unwrap();
+        let experts = layer.prepare(b).unwrap();
+        let mut saved = MoeSaved::default();
+        let y = layer.forward(b, &tokens, &experts, &x, None, &residual, &counts, self.policy, &mut saved).unwrap();
+        let ids = b.download(saved.choice().unwrap().0).unwrap();
+        let balance = saved.balance_loss().map_or(Vec::new(), |t| b.download(t).unwrap());
+        let dx = layer.backward(b, &tokens, &experts, &x, &dy, saved).unwrap();
+        let shared = layer.shared.as_ref().map_or(Vec::new(), |m| {
+            // Parts of gate_up and of down, shard by shard.
+            let (g, d) = (get(b, &m.gate_up.grad), get(b, &m.down.grad));
+            let shards = tokens.shards();
+            (0..shards)
+                .flat_map(|s| {
+                    let cut = |v: &[f32]| v[s * v.len() / shards..(s + 1) * v.len() / shards].to_vec();
+                    [cut(&g), cut(&d)].concat()
+                })
+                .collect()
+        });
+        Outcome {
+            y: get(b, &y),
+            dx: get(b, &dx),
+            router: get(b, &layer.router.weight.grad),
+            shared,
+            gate_up: get(b, &layer.gate_up.grad),
+            down: get(b, &layer.down.grad),
+            counts: b.download(&counts).unwrap(),
+            ids,
+            balance,
+        }
+    }
+
+    /// Forward and backward on in-process ranks of the host.
+    pub fn run(&self, ranks: usize) -> Outcome {
+        let options = HostOptions { numerics: self.numerics, threads: self.threads, ..HostOptions::default() };
+        self.run_on(Host::ranks(ranks, options).unwrap())
+    }
+
+    /// Forward and backward on these ranks.
+    pub fn run_on<B: Backend>(&self, ranks: Vec<B>) -> Outcome {
+        let parts: Vec<Outcome> = std::thread::scope(|s| {
+            let threads: Vec<_> = ranks.into_iter().map(|rank| s.spawn(move || self.on_rank(&rank))).collect();
+            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        let cat = |f: fn(&Outcome) -> &Vec<f32>| -> Vec<f32> { parts.iter().flat_map(|p| f(p).clone()).collect() };
+        let shards = |all: Vec<f32>| -> Vec<f32> {
+            let n = all.len() / self.shards;
+            (0..n).map(|i| tree(0, self.shards, &|s| Some(all[s * n + i])).unwrap()).collect()
+        };
+        let mut counts = vec![0; self.experts];
+        for part in &parts {
+            counts.iter_mut().zip(&part.counts).for_each(|(sum, c)| *sum += c);
+        }
+        Outcome {
+            y: cat(|p| &p.y),
+            dx: cat(|p| &p.dx),
+            router: shards(cat(|p| &p.router)),
+            shared: shards(cat(|p| &p.shared)),
+            gate_up: cat(|p| &p.gate_up),
+            down: cat(|p| &p.down),
+            counts,
+            ids: parts.iter().flat_map(|p| p.ids.clone()).collect(),
+            balance: cat(|p| &p.balance),
+        }
+    }
+}
+
+/// The layer in f64: y, and the gradients of the router, of x and of the experts.
+#[derive(Clone, Debug)]
+pub struct Reference {
+    /// The result.
+    pub y: Vec<f64>,
+    /// Gradient of the input.
+    pub dx: Vec<f64>,
+    /// Gradient of the router, shards added.
+    pub router: Vec<f64>,
+    /// Gradients of the experts.
+    pub gate_up: Vec<f64>,
+    /// Gradients of the experts.
+    pub down: Vec<f64>,
+}
+
+/// Computes the layer in f64 for a given choice of experts (without the auxiliary loss).
+pub fn reference(p: &Problem, ids: &[u32]) -> Reference {
+    let wide = |v: Vec<f32>| -> Vec<f64> { v.into_iter().map(f64::from).collect() };
+    let (t, h, i, e, k) = (p.tokens(), p.h, p.i, p.experts, p.k);
+    let (x, residual) = (wide(p.x()), wide(random(8, t * h)));
+    let dy = wide(scaled(random(9, t * h), p.dy));
+    let router = wide(p.router_weight());
+    let gate_up = wide(scaled(random(3, e * 2 * i * h), 0.2));
+    let down = wide(scaled(random(4, e * h * i), 0.2));
+    let shared = (wide(scaled(random(5, 2 * i * h), 0.2)), wide(scaled(random(6, h * i), 0.2)));
+    let mut out = Reference {
+        y: residual,
+        dx: vec![0.0; t * h],
+        router: vec![0.0; e * h],
+        gate_up: vec![0.0; e * 2 * i * h],
+        down: vec![0.0; e * h * i],
+    };
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    for t in 0..t {
+        let (x, dy) = (&x[t * h..(t + 1) * h], &dy[t * h..(t + 1) * h]);
+        let chosen: Vec<usize> = ids[t * k..(t + 1) * k].iter().map(|&id| id as usize).collect();
+        let scores: Vec<f64> = (0..e).map(|e| 1.0 / (1.0 + (-dot(&router[e * h..(e + 1) * h], x)).exp())).collect();
+        let sum: f64 = chosen.iter().map(|&e| scores[e]).sum();
+        let mut d_weight = vec![0.0; e];
+        let mut expert = |w: f64, gu: &[f64], dn: &[f64], grads: Option<(&mut [f64], &mut [f64])>| -> f64 {
+            let pre: Vec<f64> = (0..2 * i).map(|r| dot(&gu[r * h..(r + 1) * h], x)).collect();
+            let sig: Vec<f64> = pre[..i].iter().map(|g| 1.0 / (1.0 + (-g).exp())).collect();
+            let act: Vec<f64> = (0..i).map(|c| pre[c] * sig[c] * pre[i + c]).collect();
+            let mut d_act = vec![0.0; i];
+            for r in 0..h {
+                out.y[t * h + r] += w * dot(&dn[r * i..(r + 1) * i], &act);
+                (0..i).for_each(|c| d_act[c] += dy[r] * dn[r * i + c]);
+            }
+            let mut d_pre = vec![0.0; 2 * i];
+            for c in 0..i {
+                let silu = pre[c] * sig[c];
+                d_pre[i + c] = w * d_act[c] * silu;
+                d_pre[c] = w * d_act[c] * pre[i + c] * sig[c] * (1.0 + pre[c] * (1.0 - sig[c]));
+            }
+            for r in 0..2 * i {
+                (0..h).for_each(|c| out.dx[t * h + c] += d_pre[r] * gu[r * h + c]);
+            }
+            if let Some((d_gu, d_dn)) = grads {
+                (0..2 * i).for_each(|r| (0..h).for_each(|c| d_gu[r * h + c] += d_pre[r] * x[c]));
+                (0..h).for_each(|r| (0..i).for_each(|c| d_dn[r * i + c] += dy[r] * w * act[c]));
+            }
+            dot(&d_act, &act)
+        };
+        for &e in &chosen {
+            let w = f64::from(p.scale) * scores[e] / sum;
+            let (g, d) = (e * 2 * i * h..(e + 1) * 2 * i * h, e * h * i..(e + 1) * h * i);
+            let grads = (&mut out.gate_up[g.clone()], &mut out.down[d.clone()]);
+            d_weight[e] = expert(w, &gate_up[g], &down[d], Some(grads));
+        }
+        if p.shared {
+            expert(1.0, &shared.0, &shared.1, None);
+        }
+        let mean: f64 = chosen.iter().map(|&e| d_weight[e] * scores[e] / sum).sum();
+        for &e in &chosen {
+            let d_score = f64::from(p.scale) * (d_weight[e] - mean) / sum;
+            let d_logit = d_score * scores[e] * (1.0 - scores[e]);
+            (0..h).for_each(|c| out.router[e * h + c] += d_logit * x[c]);
+            (0..h).for_each(|c| out.dx[t * h + c] += d_logit * router[e * h + c]);
+        }
+    }
+    out
+}
+
+/// |a - b| / |b|, 2-norms.
+pub fn distance(a: &[f32], b: &[f64]) -> f64 {
+    let (mut d, mut n) = (0.0, 0.0);
+    for (&a, &b) in a.iter().zip(b) {
+        d += (f64::from(a) - b).powi(2);
+        n += b * b;
+    }
+    assert_eq!(a.len(), b.len());
+    (d / n).sqrt()
+}
