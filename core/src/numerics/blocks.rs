@@ -10,10 +10,17 @@ pub const fn magnitude(x: f32) -> u32 {
     if bits > f32::INFINITY.to_bits() { 0 } else { bits }
 }
 
-/// The largest |x|; NaN is ignored, and no value gives 0.
+/// The largest |x|; NaN is ignored, and no value gives 0. Lanes only because the compiler does not find them by itself.
 #[inline(always)]
 pub fn amax(values: &[f32]) -> f32 {
-    f32::from_bits(values.iter().fold(0, |m, &x| m.max(magnitude(x))))
+    let mut lanes = [0; 16];
+    let (chunks, rest) = values.as_chunks::<16>();
+    for values in chunks.iter().map(|c| &c[..]).chain([rest]) {
+        for (lane, &x) in lanes.iter_mut().zip(values) {
+            *lane = magnitude(x).max(*lane);
+        }
+    }
+    f32::from_bits(lanes.into_iter().fold(0, u32::max))
 }
 
 /// A format of blocks that share a scale.

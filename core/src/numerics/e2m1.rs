@@ -4,8 +4,8 @@
 /// The largest value.
 pub const MAX: f32 = 6.0;
 
-/// Where f32 has the spacing of the subnormals, 0.5.
-const SUBNORMAL_SPACING: f32 = 4_194_304.0;
+/// The exponent field that the smallest normal value has in f32, in place.
+const LEAST: u32 = 127 << 23;
 
 /// The value of the low 4 bits of `code`, exactly.
 #[inline(always)]
@@ -24,9 +24,12 @@ pub const fn from_f32(x: f32) -> u8 {
     let magnitude = x.to_bits() & 0x7FFF_FFFF;
     let sign = (x.to_bits() >> 28) as u8 & 8;
     let capped = if magnitude > MAX.to_bits() { MAX.to_bits() } else { magnitude };
-    let normal = ((capped + 0x1F_FFFF + ((capped >> 22) & 1)) >> 22).wrapping_sub(126 << 1);
-    let subnormal = (f32::from_bits(capped) + SUBNORMAL_SPACING).to_bits() - SUBNORMAL_SPACING.to_bits();
-    let code = if capped < 1f32.to_bits() { subnormal } else { normal } & 7;
+    // Adding a power of two whose neighbours lie as far apart as the codes around x rounds x to them, and leaves the
+    // number of steps from zero (below the normal numbers) or from a power of two in the low bits.
+    let exponent = if capped & 0x7F80_0000 > LEAST { capped & 0x7F80_0000 } else { LEAST };
+    let power = exponent + ((23 - 1) << 23);
+    let steps = (f32::from_bits(capped) + f32::from_bits(power)).to_bits() - power;
+    let code = ((exponent - LEAST) >> (23 - 1)) + steps;
     if magnitude > f32::INFINITY.to_bits() { 7 } else { code as u8 | sign }
 }
 

@@ -6,10 +6,8 @@ pub const MAX: f32 = 448.0;
 /// The code that a NaN converts to.
 pub const NAN: u8 = 0x7F;
 
-/// The smallest normal value, 2^-6.
-const MIN_NORMAL: f32 = 0.015625;
-/// Where f32 has the spacing of the subnormals, 2^-9.
-const SUBNORMAL_SPACING: f32 = 16384.0;
+/// The exponent field that the smallest normal value has in f32, in place.
+const LEAST: u32 = (127 - 6) << 23;
 
 /// The value of a code, exactly; 0x7F and 0xFF are NaN.
 #[inline(always)]
@@ -29,8 +27,11 @@ pub const fn from_f32(x: f32) -> u8 {
     let magnitude = x.to_bits() & 0x7FFF_FFFF;
     let sign = (x.to_bits() >> 24) as u8 & 0x80;
     let capped = if magnitude > MAX.to_bits() { MAX.to_bits() } else { magnitude };
-    let normal = ((capped + 0x7_FFFF + ((capped >> 20) & 1)) >> 20).wrapping_sub(120 << 3);
-    let subnormal = (f32::from_bits(capped) + SUBNORMAL_SPACING).to_bits() - SUBNORMAL_SPACING.to_bits();
-    let code = if capped < MIN_NORMAL.to_bits() { subnormal } else { normal } & 0x7F;
+    // Adding a power of two whose neighbours lie as far apart as the codes around x rounds x to them, and leaves the
+    // number of steps from zero (below the normal numbers) or from a power of two in the low bits.
+    let exponent = if capped & 0x7F80_0000 > LEAST { capped & 0x7F80_0000 } else { LEAST };
+    let power = exponent + ((23 - 3) << 23);
+    let steps = (f32::from_bits(capped) + f32::from_bits(power)).to_bits() - power;
+    let code = ((exponent - LEAST) >> (23 - 3)) + steps;
     if magnitude > f32::INFINITY.to_bits() { NAN } else { code as u8 | sign }
 }

@@ -8,10 +8,8 @@ pub const INFINITY: u8 = 0x7C;
 /// The code that a NaN converts to.
 pub const NAN: u8 = 0x7F;
 
-/// The smallest normal value, 2^-14.
-const MIN_NORMAL: f32 = 1.0 / 16384.0;
-/// Where f32 has the spacing of the subnormals, 2^-16.
-const SUBNORMAL_SPACING: f32 = 128.0;
+/// The exponent field that the smallest normal value has in f32, in place.
+const LEAST: u32 = (127 - 14) << 23;
 
 /// The value of a code, exactly.
 #[inline(always)]
@@ -31,8 +29,11 @@ pub const fn from_f32(x: f32) -> u8 {
     let magnitude = x.to_bits() & 0x7FFF_FFFF;
     let sign = (x.to_bits() >> 24) as u8 & 0x80;
     let capped = if magnitude > MAX.to_bits() { MAX.to_bits() } else { magnitude };
-    let normal = ((capped + 0xF_FFFF + ((capped >> 21) & 1)) >> 21).wrapping_sub(112 << 2);
-    let subnormal = (f32::from_bits(capped) + SUBNORMAL_SPACING).to_bits() - SUBNORMAL_SPACING.to_bits();
-    let code = if capped < MIN_NORMAL.to_bits() { subnormal } else { normal } & 0x7F;
+    // Adding a power of two whose neighbours lie as far apart as the codes around x rounds x to them, and leaves the
+    // number of steps from zero (below the normal numbers) or from a power of two in the low bits.
+    let exponent = if capped & 0x7F80_0000 > LEAST { capped & 0x7F80_0000 } else { LEAST };
+    let power = exponent + ((23 - 2) << 23);
+    let steps = (f32::from_bits(capped) + f32::from_bits(power)).to_bits() - power;
+    let code = ((exponent - LEAST) >> (23 - 2)) + steps;
     if magnitude > f32::INFINITY.to_bits() { NAN } else { code as u8 | sign }
 }

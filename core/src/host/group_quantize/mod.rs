@@ -70,19 +70,19 @@ fn quantize<F: Format>(op: &GroupQuantize<'_>, x: &Source<'_>, groups: &Groups, 
         if let Some(offsets) = offsets {
             groups.store_padded(F::BLOCK, memory::output(OP, offsets)?.u32())?;
         }
-        let transposed = matches!(op.format, BlockFormat::Fp8Block { .. });
         let (mut codes, mut scales) = (memory::output(OP, codes)?, memory::output(OP, scales)?);
         let (codes, scales) = (codes.u8(), cast_slice_mut(scales.bytes()));
-        match grid {
-            _ if !transposed => passes::columns(x, &groups.padded(F::BLOCK), format, squares.as_ref(), codes, scales),
-            None => passes::transposed(x, &groups.padded(F::BLOCK), format, None, codes, Some(scales)),
-            Some(grid) => {
-                grid.store_transposed(format, scales);
-                let [_, n, k] = [0, 1, 2].map(|d| op.x.shape()[d]);
-                for (group, codes) in codes.chunks_mut((n * k).max(1)).enumerate() {
-                    passes::transposed(x, &groups.blocks_of(group, F::BLOCK), format, squares.as_ref(), codes, None);
-                }
+        let blocks = groups.padded(F::BLOCK);
+        if !matches!(op.format, BlockFormat::Fp8Block { .. }) {
+            passes::columns(x, &blocks, format, squares.as_ref(), codes, scales);
+        } else if let Some(grid) = grid {
+            grid.store_transposed(format, scales);
+            let matrix = (codes.len() / groups.len().max(1)).max(1);
+            for (group, codes) in codes.chunks_mut(matrix).enumerate() {
+                passes::transposed(x, &groups.blocks_of(group, F::BLOCK), format, Some(grid), codes, None);
             }
+        } else {
+            passes::transposed(x, &blocks, format, None, codes, Some(scales));
         }
     }
     Ok(())

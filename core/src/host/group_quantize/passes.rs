@@ -89,7 +89,10 @@ pub(super) fn rows<F: Format>(
                 let values = x.values.row(row, x.cols, scratch);
                 let blocks = values.chunks(F::BLOCK).zip(codes.chunks_mut(F::BLOCK / F::PER_BYTE));
                 for (i, (values, codes)) in blocks.enumerate() {
-                    let amax = squares.map_or_else(|| blocks::amax(values), |s| s.at(row, i * F::BLOCK));
+                    let amax = match squares {
+                        Some(squares) => squares.at(row, i * F::BLOCK),
+                        None => blocks::amax(values),
+                    };
                     let (scale, factor) = format.scale(amax);
                     format.encode(values, factor, (row * per_row + i) as u64, codes);
                     if let Some(scales) = &mut scales {
