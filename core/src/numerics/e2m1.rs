@@ -29,7 +29,7 @@ pub const fn from_f32(x: f32) -> u8 {
     let exponent = if capped & 0x7F80_0000 > LEAST { capped & 0x7F80_0000 } else { LEAST };
     let power = exponent + ((23 - 1) << 23);
     let steps = (f32::from_bits(capped) + f32::from_bits(power)).to_bits() - power;
-    let code = ((exponent - LEAST) >> (23 - 1)) + steps;
+    let code = (((exponent - LEAST) >> (23 - 1)) + steps) & 7;
     if magnitude > f32::INFINITY.to_bits() { 7 } else { code as u8 | sign }
 }
 

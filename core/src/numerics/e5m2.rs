@@ -34,6 +34,6 @@ pub const fn from_f32(x: f32) -> u8 {
     let exponent = if capped & 0x7F80_0000 > LEAST { capped & 0x7F80_0000 } else { LEAST };
     let power = exponent + ((23 - 2) << 23);
     let steps = (f32::from_bits(capped) + f32::from_bits(power)).to_bits() - power;
-    let code = ((exponent - LEAST) >> (23 - 2)) + steps;
+    let code = (((exponent - LEAST) >> (23 - 2)) + steps) & 0x7F;
     if magnitude > f32::INFINITY.to_bits() { NAN } else { code as u8 | sign }
 }
