@@ -3,7 +3,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use tempfile::{TempDir, tempdir};
 
@@ -32,6 +33,7 @@ sequence_length = 16
 warmup_steps = 1
 checkpoint_interval = 1
 keep_checkpoints = 0
+sample_tokens = 4
 [data]
 train = ["text.txt"]
 "#;
@@ -261,31 +263,38 @@ fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint() 
     assert!(dropless(dir.path(), &["eval", "run"]).status.success());
 }
 
+/// The largest step among the checkpoints in `run`, those that are being written included.
+fn last_step(run: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(run.join("checkpoints")) else { return 0 };
+    let step = |name: String| name.strip_prefix("step-")?.get(..6)?.parse().ok();
+    entries.filter_map(|entry| step(entry.ok()?.file_name().into_string().ok()?)).max().unwrap_or(0)
+}
+
+/// Killed as soon as a checkpoint shows, under its final or its temporary name, so at another point each time.
 #[test]
 fn a_killed_run_goes_on_with_the_same_bits() {
     let dir = workplace();
-    let whole = uninterrupted(dir.path(), "12");
-    let start = |resume: bool| {
-        let arguments: &[&str] = if resume { &["--resume"] } else { &["tiny.toml"] };
-        Command::new(env!("CARGO_BIN_EXE_dropless"))
-            .args(["train", "--out", "run", "--steps", "12"])
-            .args(arguments)
+    let whole = uninterrupted(dir.path(), "9");
+    let run = dir.path().join("run");
+    let arguments =
+        |resume: bool| ["train", "--out", "run", "--steps", "9", if resume { "--resume" } else { "tiny.toml" }];
+    for step in [1, 2, 4, 7] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_dropless"))
+            .args(arguments(step > 1))
             .current_dir(dir.path())
-            .stdout(std::process::Stdio::null())
+            .stdout(Stdio::null())
             .spawn()
-            .unwrap()
-    };
-    let mut resume = false;
-    for milliseconds in [0, 40, 90, 150] {
-        let mut child = start(resume);
-        std::thread::sleep(std::time::Duration::from_millis(milliseconds));
+            .unwrap();
+        while last_step(&run) < step {
+            assert!(child.try_wait().unwrap().is_none(), "ended before step {step}");
+            std::thread::sleep(Duration::from_micros(100));
+        }
         child.kill().unwrap();
         child.wait().unwrap();
-        resume = dir.path().join("run/config.toml").exists();
     }
-    let arguments: &[&str] = if resume { &["--resume"] } else { &["tiny.toml"] };
-    let last = dropless(dir.path(), &[&["train", "--out", "run", "--steps", "12"], arguments].concat());
-    assert_eq!(digest(&assert_done(&last)), whole);
+    assert_eq!(digest(&assert_done(&dropless(dir.path(), &arguments(true)))), whole);
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    assert_eq!(metrics.lines().count(), 9, "each step is recorded once");
 }
 
 #[test]

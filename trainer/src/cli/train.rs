@@ -14,9 +14,8 @@ use crate::options::TrainOptions;
 use crate::sample::Sampling;
 use crate::train;
 
-/// The start and the length of the text that a finished run shows.
+/// The start of the text that a finished run shows.
 const SAMPLE_PROMPT: &str = "//! The ";
-const SAMPLE_TOKENS: usize = 160;
 
 #[derive(Debug, Args)]
 pub(super) struct TrainArgs {
@@ -57,8 +56,7 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
         print!("{}", config.to_toml());
         return Ok(());
     }
-    let out = PathBuf::new();
-    let mut options = args.machine.options(out, args.resume)?;
+    let mut options = args.machine.options(PathBuf::new(), args.resume)?;
     options.out = match resumed {
         Some(out) => out,
         None => runs::new(args.out.as_deref())?,
@@ -72,7 +70,10 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     print_validation(summary.validation, summary.unigram);
     println!("checkpoint {}", summary.checkpoint.display());
     println!("digest {}", summary.digest);
-    print_sample(&summary.checkpoint, &options)
+    match config.train.sample_tokens {
+        0 => Ok(()),
+        tokens => print_sample(&summary.checkpoint, tokens, &options),
+    }
 }
 
 /// The configuration of the file (by default that of the resumed run), with the command line's changes.
@@ -102,10 +103,10 @@ pub(super) fn print_validation(loss: f64, unigram: f64) {
     );
 }
 
-fn print_sample(checkpoint: &Path, options: &TrainOptions) -> Result<()> {
+fn print_sample(checkpoint: &Path, tokens: usize, options: &TrainOptions) -> Result<()> {
     let generator = Generator::open(&Checkpoint::open(checkpoint)?, options)?;
     let sampling = Sampling { seed: 0, temperature: 0.8, top_p: 0.95 };
-    let text = generator.continue_text(SAMPLE_PROMPT.as_bytes(), SAMPLE_TOKENS, &sampling, |_| {})?;
+    let text = generator.continue_text(SAMPLE_PROMPT.as_bytes(), tokens, &sampling, |_| {})?;
     println!("sample:\n{SAMPLE_PROMPT}{}", String::from_utf8_lossy(&text));
     Ok(())
 }

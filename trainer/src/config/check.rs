@@ -139,6 +139,7 @@ const MAY_CHANGE: &[&str] = &[
     "train.checkpoint_interval",
     "train.keep_checkpoints",
     "train.log_interval",
+    "train.sample_tokens",
     "moe.memory_budget_mb",
     "activations.attention_input",
     "activations.qkv",

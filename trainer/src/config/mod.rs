@@ -193,6 +193,8 @@ pub struct TrainConfig {
     pub keep_checkpoints: usize,
     /// Steps between lines of progress.
     pub log_interval: u64,
+    /// Tokens of the text that a finished run shows; 0 for none.
+    pub sample_tokens: usize,
 }
 
 /// The arithmetic of the matrix products, as a configuration names it.
