@@ -1,7 +1,7 @@
 //! Training of Mixture-of-Experts language models that never drop a token: the program `dropless` as a library.
 //!
 //! Read in this order: [`config`] (every key), [`data`] (text to batches), [`schedule`] and [`init`] (pure functions of
-//! step and seed), [`checkpoint`] (what a run leaves behind), [`cli`] (the commands).
+//! step and seed), [`model`], [`train`] (the steps), [`checkpoint`] (what a run leaves behind), [`cli`] (the commands).
 
 pub mod bench;
 pub mod checkpoint;

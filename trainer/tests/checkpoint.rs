@@ -1,5 +1,7 @@
 //! Checkpoints: what is saved is what is read, and damage of any kind loses nothing but the damaged one.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,11 +1,14 @@
 //! The program as a user meets it: what a mistake gets (exit code 2, exactly one line on the error output, nothing
 //! lost), and that a run can be broken off and go on.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use dropless::config::single;
 use tempfile::{TempDir, tempdir};
 
 /// The smallest model with every kind of layer, on a small text.
@@ -172,7 +175,7 @@ fn a_run_is_recorded_evaluated_and_continues_text() {
     for line in &lines {
         assert_eq!(line["dropped"], 0);
         let bits = u32::from_str_radix(line["loss_bits"].as_str().unwrap(), 16).unwrap();
-        assert_eq!(f64::from(f32::from_bits(bits)) as f32, line["loss"].as_f64().unwrap() as f32);
+        assert_eq!(f32::from_bits(bits), single(line["loss"].as_f64().unwrap()));
         // 64 tokens, each with 2 of the 4 experts of the one layer.
         assert_eq!(line["expert_load"]["mean"], 32.0);
     }

@@ -1,5 +1,7 @@
 //! Configurations: defaults, overrides, and the one line that each mistake gets.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use dropless::Config;
 use dropless::config::{ModelConfig, Policy, Recipe};
 

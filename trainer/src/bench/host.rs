@@ -2,6 +2,7 @@
 
 use std::convert::identity;
 use std::io::Write;
+use std::process::Command;
 use std::time::Duration;
 
 use dropless_core::host::{Host, HostOptions, Simd};
@@ -40,7 +41,9 @@ pub fn host(options: &TrainOptions, out: &mut dyn Write) -> Result<()> {
     };
     let simd = options.simd.unwrap_or_else(Simd::best);
     let machine = processor().unwrap_or_else(|| std::env::consts::ARCH.into());
-    print(out, &format!("dropless {}, {machine}, {threads} threads, {simd:?}", env!("CARGO_PKG_VERSION")));
+    let commit = commit().unwrap_or_else(|| "commit unknown".into());
+    let version = env!("CARGO_PKG_VERSION");
+    print(out, &format!("dropless {version} ({commit}), {machine}, {threads} threads, {simd:?}"));
     for numerics in [NumericModel::Hopper, NumericModel::F32] {
         let options = HostOptions { numerics, threads, simd: options.simd, ..HostOptions::default() };
         let host = Host::new(options)?;
@@ -63,6 +66,12 @@ pub fn host(options: &TrainOptions, out: &mut dyn Write) -> Result<()> {
 /// A closed output ends the printing, not the measurement.
 fn print(out: &mut dyn Write, line: &str) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// The commit of the sources that this program was built from, as far as they are still there.
+fn commit() -> Option<String> {
+    let git = Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty"]).output();
+    git.ok().filter(|git| git.status.success()).map(|git| String::from_utf8_lossy(&git.stdout).trim().to_owned())
 }
 
 /// What the system calls this processor.

@@ -70,6 +70,9 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     print_validation(summary.validation, summary.unigram);
     println!("checkpoint {}", summary.checkpoint.display());
     println!("digest {}", summary.digest);
+    if let Some(peak) = peak_memory() {
+        println!("peak memory {peak}");
+    }
     match config.train.sample_tokens {
         0 => Ok(()),
         tokens => print_sample(&summary.checkpoint, tokens, &options),
@@ -101,6 +104,12 @@ pub(super) fn print_validation(loss: f64, unigram: f64) {
         "validation loss {loss:.4} nats per byte, {:.4} under the byte-unigram entropy of the text, {unigram:.4}",
         unigram - loss
     );
+}
+
+/// The most memory that this process had, in the system's words, where the system says so.
+fn peak_memory() -> Option<String> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    Some(status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().to_owned())
 }
 
 fn print_sample(checkpoint: &Path, tokens: usize, options: &TrainOptions) -> Result<()> {
