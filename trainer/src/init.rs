@@ -94,5 +94,7 @@ mod tests {
     fn the_stream_is_pinned() {
         let bits: Vec<u32> = sample(1, "lm_head.weight", 0, 4).iter().map(|x| x.to_bits()).collect();
         assert_eq!(bits, [0x3C3E_747F, 0xBD1B_9923, 0x3C24_BFF1, 0xBCBE_DAD4]);
+        let many = sample(1, "lm_head.weight", 0, 4096);
+        assert_eq!(&blake3::hash(bytemuck::cast_slice(&many)).to_hex()[..32], "0159340b0bffb1d45bc9690e4101b165");
     }
 }
