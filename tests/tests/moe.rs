@@ -47,7 +47,7 @@ fn bits_do_not_depend_on_threads_or_policies() {
 }
 
 #[test]
-fn no_token_is_dropped_when_one_expert_gets_everything() {
+fn b005_no_token_is_dropped_when_one_expert_gets_everything() {
     for favourite in [0, 7] {
         let base = Problem { favourite: Some(favourite), k: 1, top_groups: 1, balance: 0.0, ..problem() };
         for recipe in RECIPES {

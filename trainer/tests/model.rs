@@ -1,0 +1,131 @@
+//! The model against another framework, and what a step may and may not change.
+
+use std::path::Path;
+
+use dropless::checkpoint::TensorFiles;
+use dropless::config::{Config, Recipe};
+use dropless::model::{Inputs, Model};
+use dropless::options::TrainOptions;
+use dropless::train::{reference, state};
+use dropless::verify::Report;
+use dropless_core::host::{Host, HostOptions};
+use dropless_core::nn::Tokens;
+use dropless_core::{Backend, DType, NumericModel};
+
+fn reference_report(ranks: usize) -> Report {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/reference/deepseek_v3_a");
+    let options = TrainOptions { out: dir.clone(), resume: false, ranks, threads: 2, simd: None };
+    let computed = reference::compute(&dir, NumericModel::F32, Recipe::F32, &options).unwrap();
+    let expected = TensorFiles::open_files(vec![dir.join("expected.safetensors")]).unwrap();
+    Report::compare(&expected, computed).unwrap()
+}
+
+#[test]
+fn logits_loss_and_every_gradient_agree_with_another_framework() {
+    for ranks in [1, 2] {
+        let report = reference_report(ranks);
+        assert_eq!(report.rows.len(), 47);
+        assert!(report.passed(), "{report}");
+    }
+}
+
+/// A small model of one rank with its first weights.
+struct Small {
+    host: Host,
+    config: Config,
+}
+
+impl Small {
+    fn new(more: &[&str]) -> Small {
+        let set = [
+            "model.hidden_size=32",
+            "model.intermediate_size=32",
+            "model.moe_intermediate_size=16",
+            "model.num_hidden_layers=2",
+            "model.num_attention_heads=2",
+            "model.n_routed_experts=4",
+            "model.n_group=1",
+            "model.topk_group=1",
+            "train.recipe=\"f32\"",
+            "train.numerics=\"f32\"",
+            "train.sequence_length=16",
+        ];
+        let all: Vec<String> = set.iter().chain(more).map(|s| (*s).to_owned()).collect();
+        let host = Host::new(HostOptions { numerics: NumericModel::F32, ..HostOptions::default() }).unwrap();
+        Small { host, config: Config::load(None, &all).unwrap() }
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        &self.host
+    }
+
+    fn model(&self, tokens: &Tokens) -> Model {
+        let mut model = Model::new(self.backend(), &self.config, tokens).unwrap();
+        state::initialise(self.backend(), &mut model, 1, 0.3).unwrap();
+        model.clear_gradients(self.backend()).unwrap();
+        model
+    }
+
+    /// Sequences of 16 tokens; `scale` 0 leaves the auxiliary loss alone.
+    fn inputs(&self, sequences: &[u32], scale: f32) -> Inputs {
+        let put = |f: &dyn Fn(u32, u32) -> u32| {
+            let values: Vec<u32> =
+                sequences.iter().flat_map(|&s| (0..16).map(move |t| (s, t))).map(|(s, t)| f(s, t)).collect();
+            self.backend().upload(DType::U32, &[values.len()], &values).unwrap()
+        };
+        Inputs {
+            ids: put(&|s, t| (s * 31 + t * 7) % 256),
+            targets: put(&|s, t| (s * 17 + t * 5) % 256),
+            positions: put(&|_, t| t),
+            start: put(&|_, _| 0),
+            scale: self.backend().upload(DType::F32, &[1], &[scale]).unwrap(),
+            next: None,
+        }
+    }
+
+    fn gradients(&self, model: &Model) -> Vec<(String, Vec<f32>)> {
+        let replicated = model.params.reduce_shards(self.backend()).unwrap();
+        let all = model.params.gradients(&replicated).unwrap();
+        all.into_iter().map(|(name, t)| (name, self.backend().download(&t).unwrap())).collect()
+    }
+}
+
+#[test]
+fn b095_evaluation_counts_nothing_and_leaves_no_gradient() {
+    let small = Small::new(&[]);
+    let tokens = Tokens::new(small.backend(), 2, 16, 1).unwrap();
+    let model = small.model(&tokens);
+    let counts =
+        || -> Vec<Vec<u32>> { model.balancing().map(|b| small.backend().download(&b.counts).unwrap()).collect() };
+    model.step(small.backend(), &tokens, &small.inputs(&[1, 2], 1.0)).unwrap();
+    let (counted, gradients) = (counts(), small.gradients(&model));
+    assert_eq!(counted[0].iter().sum::<u32>(), 2 * 16 * 2, "every choice of every token once");
+    for _ in 0..3 {
+        model.evaluate(small.backend(), &tokens, &small.inputs(&[3, 4], 1.0)).unwrap();
+    }
+    assert_eq!(counts(), counted);
+    assert_eq!(small.gradients(&model), gradients);
+}
+
+#[test]
+fn b112_the_auxiliary_loss_does_not_grow_with_the_number_of_micro_steps() {
+    let gradient = |batch: usize| {
+        let small = Small::new(&[&format!("train.batch_size={batch}"), "train.aux_loss_coefficient=0.01"]);
+        let tokens = Tokens::new(small.backend(), 1, 16, 1).unwrap();
+        let model = small.model(&tokens);
+        for _ in 0..batch {
+            model.step(small.backend(), &tokens, &small.inputs(&[5], 0.0)).unwrap();
+        }
+        small.gradients(&model)
+    };
+    let (once, four) = (gradient(1), gradient(4));
+    let mut reached = 0;
+    for ((name, a), (_, b)) in once.iter().zip(&four) {
+        for (x, y) in a.iter().zip(b) {
+            // A quarter of the gradient, four times: powers of two, so every bit is the same.
+            assert_eq!(x.to_bits() << 1, y.to_bits() << 1, "{name}: {x:e} {y:e}");
+            reached += usize::from(*x != 0.0 && name.contains("gate.weight"));
+        }
+    }
+    assert!(reached > 0, "the loss reaches the router");
+}
