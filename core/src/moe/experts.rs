@@ -130,10 +130,13 @@ fn quantize_weights(backend: &dyn Backend, format: BlockFormat, weights: &Tensor
     Ok((row, column))
 }
 
-/// Slot rows as operands of a recipe's products: gathered on the fly, or quantized.
-enum SlotRows<'a> {
-    Plain { values: &'a Tensor, gather: Option<&'a Tensor> },
-    Quantized { row: Option<Blocks>, column: Option<(Blocks, Tensor)> },
+/// Slot rows as operands of a recipe's products: gathered on the fly, or quantized for the uses that were asked for.
+struct SlotRows<'a> {
+    values: &'a Tensor,
+    gather: Option<&'a Tensor>,
+    row: Option<Blocks>,
+    /// With the offsets of the padded groups.
+    column: Option<(Blocks, Tensor)>,
 }
 
 /// Which products an operand takes part in.
@@ -156,7 +159,9 @@ impl<'a> SlotRows<'a> {
         offsets: &Tensor,
         uses: Uses,
     ) -> Result<SlotRows<'a>> {
-        let Some(format) = recipe.format() else { return Ok(SlotRows::Plain { values, gather }) };
+        let Some(format) = recipe.format() else {
+            return Ok(SlotRows { values, gather, row: None, column: None });
+        };
         let gathered;
         let x = match gather {
             None => values,
@@ -198,26 +203,21 @@ impl<'a> SlotRows<'a> {
             amax: None,
         }
         .run(backend)?;
-        Ok(SlotRows::Quantized { row, column })
+        Ok(SlotRows { values, gather, row, column })
+    }
+
+    fn plain(&self) -> Operand<'_> {
+        Operand::Plain { values: self.values, gather: self.gather }
     }
 
     /// The operand of a product along the columns.
     fn row(&self) -> Operand<'_> {
-        match self {
-            SlotRows::Plain { values, gather } => Operand::Plain { values, gather: *gather },
-            SlotRows::Quantized { row, .. } => row.as_ref().expect("quantized for this use").operand(),
-        }
+        self.row.as_ref().map_or(self.plain(), Blocks::operand)
     }
 
     /// The operand of a weight gradient, with the offsets that belong to it.
     fn column<'b>(&'b self, offsets: &'b Tensor) -> (Operand<'b>, &'b Tensor) {
-        match self {
-            SlotRows::Plain { values, gather } => (Operand::Plain { values, gather: *gather }, offsets),
-            SlotRows::Quantized { column, .. } => {
-                let (blocks, padded) = column.as_ref().expect("quantized for this use");
-                (blocks.operand(), padded)
-            }
-        }
+        self.column.as_ref().map_or((self.plain(), offsets), |(blocks, padded)| (blocks.operand(), padded))
     }
 }
 

@@ -84,7 +84,7 @@ impl Tokens {
 
     /// Sequences on this rank.
     pub fn sequences(&self) -> usize {
-        if self.sequence == 0 { 0 } else { self.count / self.sequence }
+        self.count.checked_div(self.sequence).unwrap_or(0)
     }
 
     /// Gradient shards on this rank.

@@ -8,6 +8,7 @@ pub const fn to_f32(code: u16) -> f32 {
 
 /// The bf16 nearest to x, ties to even; overflow gives infinity; a NaN stays a (quiet) NaN.
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the upper halves of 32 bits")]
 pub const fn from_f32(x: f32) -> u16 {
     let bits = x.to_bits();
     let rounded = (bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16) as u16;

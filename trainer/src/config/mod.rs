@@ -1,7 +1,7 @@
 //! The configuration: every key, its type and its meaning. `configs/default.toml` holds the defaults, with comments.
 //!
-//! [`Config::load`] reads a file and overrides ([`load`]), [`Config::check`] verifies it as a whole ([`check`]),
-//! [`ModelConfig::from_hf`] and [`ModelConfig::to_hf`] speak the Hugging Face form of a model ([`hf`]).
+//! [`Config::load`] reads a file and overrides (`load.rs`), [`Config::check`] verifies it as a whole (`check.rs`),
+//! [`ModelConfig::from_hf`] and [`ModelConfig::to_hf`] speak the Hugging Face form of a model (`hf.rs`).
 
 mod check;
 mod hf;

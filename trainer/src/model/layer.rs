@@ -70,7 +70,7 @@ pub(super) fn describe(builder: &mut Builder<'_>, config: &Config, layer: usize)
 /// The second half of a layer.
 #[derive(Debug)]
 pub(super) enum Feed {
-    Dense(Mlp),
+    Dense(Box<Mlp>),
     Moe(Box<Experts>),
 }
 
@@ -112,8 +112,8 @@ pub(super) struct LayerSaved {
 
 #[derive(Debug)]
 enum FeedSaved {
-    Dense(MlpSaved),
-    Moe(MoeSaved),
+    Dense(Box<MlpSaved>),
+    Moe(Box<MoeSaved>),
 }
 
 impl LayerSaved {
@@ -130,7 +130,7 @@ impl Layer {
         let model = &config.model;
         let mlp = |gate_up, down| Mlp { gate_up: params.weight(gate_up), down: params.weight(down) };
         let feed = match d.feed {
-            FeedDescription::Dense { gate_up, down } => Feed::Dense(mlp(gate_up, down)),
+            FeedDescription::Dense { gate_up, down } => Feed::Dense(Box::new(mlp(gate_up, down))),
             FeedDescription::Moe { router, bias, gate_up, down, shared } => {
                 let counts = || alloc(backend, DType::U32, &[model.n_routed_experts]);
                 let bias = params.value(bias);
@@ -190,7 +190,7 @@ impl Layer {
             Feed::Dense(mlp) => {
                 let mut saved = MlpSaved::default();
                 let y = mlp.forward(backend, tokens, &n, policy.moe.shared, &mut saved)?;
-                (sum(backend, &y, &middle)?, FeedSaved::Dense(saved))
+                (sum(backend, &y, &middle)?, FeedSaved::Dense(Box::new(saved)))
             }
             Feed::Moe(moe) => {
                 let mut saved = MoeSaved::default();
@@ -198,7 +198,7 @@ impl Layer {
                 let experts = moe.prepared();
                 let y =
                     moe.layer.forward(backend, tokens, experts, &n, None, &middle, counts, policy.moe, &mut saved)?;
-                (y, FeedSaved::Moe(saved))
+                (y, FeedSaved::Moe(Box::new(saved)))
             }
         };
         normed.settle(backend, policy.mlp_input)?;
@@ -217,8 +217,8 @@ impl Layer {
     ) -> Result<Tensor> {
         let n = saved.normed.get(backend, &self.norm, &saved.middle)?;
         let d_normed = match (&self.feed, saved.feed) {
-            (Feed::Dense(mlp), FeedSaved::Dense(s)) => mlp.backward(backend, tokens, &n, &dy, s)?,
-            (Feed::Moe(moe), FeedSaved::Moe(s)) => moe.layer.backward(backend, tokens, moe.prepared(), &n, &dy, s)?,
+            (Feed::Dense(mlp), FeedSaved::Dense(s)) => mlp.backward(backend, tokens, &n, &dy, *s)?,
+            (Feed::Moe(moe), FeedSaved::Moe(s)) => moe.layer.backward(backend, tokens, moe.prepared(), &n, &dy, *s)?,
             _ => unreachable!("a layer's saved activations are of its own kind"),
         };
         let d_middle = saved.normed.backward(backend, &self.norm, &saved.middle, &d_normed, Some(&dy))?;

@@ -100,7 +100,7 @@ fn alloc(backend: &dyn Backend, dtype: DType, shape: &[usize]) -> Result<Tensor>
 }
 
 impl Model {
-    /// A model with undefined weights; [`Params::load`] or [`Params::initialise`] fills them.
+    /// A model with undefined weights; [`crate::train::state`] fills them.
     ///
     /// # Errors
     /// [`dropless_core::Error::Capacity`] when the memory is not there, also for the worst case of the experts.

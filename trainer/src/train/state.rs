@@ -18,6 +18,9 @@ fn second_moment(name: &str) -> String {
 }
 
 /// The initial weights of a seed.
+///
+/// # Errors
+/// Those of the backend.
 pub fn initialise(backend: &dyn Backend, model: &mut Model, seed: u64, deviation: f64) -> Result<()> {
     for piece in model.params.pieces()? {
         let mut values = vec![0.0f32; piece.value.len()];
@@ -57,6 +60,9 @@ pub fn load(
 }
 
 /// This rank's part of a checkpoint: weights and optimizer state. Replicated tensors are the first rank's to save.
+///
+/// # Errors
+/// Those of the backend.
 pub fn tensors(backend: &dyn Backend, model: &Model) -> Result<(Vec<NamedTensor>, Vec<NamedTensor>)> {
     let (mut weights, mut optimizer) = (Vec::new(), Vec::new());
     for piece in model.params.pieces()? {

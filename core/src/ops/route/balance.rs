@@ -26,9 +26,9 @@ pub struct Balance<'a> {
     pub coefficient: f32,
     /// Tokens of a sequence; divides the number of tokens.
     pub sequence: usize,
-    /// u32 `[sequences, experts]`: choices of each expert in each sequence. Written by [`TopK`].
+    /// u32 `[sequences, experts]`: choices of each expert in each sequence. Written by [`super::TopK`].
     pub counts: &'a Tensor,
-    /// f32 `[sequences]`: the loss. Written by [`TopK`], unused by [`TopKGrad`].
+    /// f32 `[sequences]`: the loss. Written by [`super::TopK`], unused by [`super::TopKGrad`].
     pub loss: &'a Tensor,
 }
 
