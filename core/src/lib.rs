@@ -7,6 +7,7 @@
 
 pub mod backend;
 pub mod error;
+pub mod exchange;
 pub mod host;
 pub mod moe;
 pub mod nn;

@@ -8,7 +8,6 @@ mod attention;
 mod group_quantize;
 mod grouped_gemm;
 mod map;
-mod meeting;
 mod memory;
 mod product;
 mod route;
@@ -21,6 +20,7 @@ use std::time::Duration;
 
 use crate::backend::{Backend, Caps, Event, EventState, Queue};
 use crate::error::{Error, Result, ensure};
+use crate::exchange::Exchange;
 use crate::numerics::NumericModel;
 use crate::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Route};
 use crate::tensor::{DType, Memory, Tensor};
@@ -58,7 +58,7 @@ pub struct Host {
     caps: Caps,
     simd: Simd,
     pool: Arc<rayon::ThreadPool>,
-    exchange: Arc<all_to_all::Exchange>,
+    exchange: Arc<Exchange>,
 }
 
 /// Work on the host is done when its call returns, so an event has nothing to remember.
@@ -91,7 +91,7 @@ impl Host {
             .num_threads(options.threads)
             .build()
             .map_err(|e| unavailable(format!("no threads: {e}")))?;
-        let (pool, exchange) = (Arc::new(pool), Arc::new(all_to_all::Exchange::new(ranks, options.timeout)));
+        let (pool, exchange) = (Arc::new(pool), Arc::new(Exchange::new(ranks, options.timeout)));
         let caps = |rank| Caps {
             backend: "host",
             numerics: options.numerics,
@@ -163,7 +163,7 @@ impl Backend for Host {
     }
 
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
-        self.exchange.run(self.caps.rank, op)
+        all_to_all::run(&self.exchange, self.caps.rank, op)
     }
 
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
