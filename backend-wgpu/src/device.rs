@@ -1,0 +1,127 @@
+//! The device that the ranks of one process share: its queue, its limits, its compiled pipelines, and what went wrong.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use dropless_core::{Error, Result};
+use parking_lot::Mutex;
+
+use crate::BACKEND;
+use crate::shader::{Pipeline, Variant};
+
+/// Bytes of immediate data a dispatch may carry; every Vulkan driver has this much.
+const IMMEDIATE_BYTES: u32 = 128;
+
+/// The first failure that no caller was there to receive.
+type Failure = Arc<Mutex<Option<String>>>;
+
+/// A device.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    pub(crate) device: wgpu::Device,
+    pub(crate) queue: wgpu::Queue,
+    /// Workgroups along one dimension of a dispatch.
+    pub(crate) max_workgroups: u32,
+    /// The largest buffer, all of which one binding can show.
+    pub(crate) max_buffer_bytes: u64,
+    failure: Failure,
+    pipelines: Mutex<HashMap<Variant, Arc<Pipeline>>>,
+}
+
+impl Gpu {
+    /// Opens an adapter.
+    pub(crate) fn open(adapter: &wgpu::Adapter) -> Result<Arc<Gpu>> {
+        let unavailable = |why: String| Error::Unavailable { backend: BACKEND, why };
+        let (name, offered) = (adapter.get_info().name, adapter.limits());
+        if !adapter.features().contains(wgpu::Features::IMMEDIATES) || offered.max_immediate_size < IMMEDIATE_BYTES {
+            return Err(unavailable(format!("{name}: needs {IMMEDIATE_BYTES} bytes of immediate data")));
+        }
+        // More than the defaults only where it lets larger tensors in.
+        let defaults = wgpu::Limits::default();
+        let limits = wgpu::Limits {
+            max_buffer_size: offered.max_buffer_size.max(defaults.max_buffer_size),
+            max_storage_buffer_binding_size: offered
+                .max_storage_buffer_binding_size
+                .max(defaults.max_storage_buffer_binding_size),
+            max_immediate_size: IMMEDIATE_BYTES,
+            ..defaults
+        };
+        let max_buffer_bytes = limits.max_buffer_size.min(limits.max_storage_buffer_binding_size) / 4 * 4;
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("dropless"),
+            required_features: wgpu::Features::IMMEDIATES,
+            required_limits: limits.clone(),
+            ..Default::default()
+        };
+        let (device, queue) = pollster::block_on(adapter.request_device(&descriptor))
+            .map_err(|e| unavailable(format!("{name}: {e}")))?;
+
+        let failure = Failure::default();
+        let first = failure.clone();
+        device.on_uncaptured_error(Arc::new(move |error| {
+            first.lock().get_or_insert_with(|| one_line(&error.to_string()));
+        }));
+        let first = failure.clone();
+        device.set_device_lost_callback(move |reason, message| {
+            first.lock().get_or_insert_with(|| format!("device lost ({reason:?}): {}", one_line(&message)));
+        });
+        Ok(Arc::new(Gpu {
+            device,
+            queue,
+            max_workgroups: limits.max_compute_workgroups_per_dimension,
+            max_buffer_bytes,
+            failure,
+            pipelines: Mutex::default(),
+        }))
+    }
+
+    /// Fails once anything has failed: what follows a failure cannot be trusted.
+    pub(crate) fn check(&self, op: &'static str) -> Result<()> {
+        match &*self.failure.lock() {
+            Some(what) => Err(Error::Device { backend: BACKEND, op, what: what.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until everything submitted so far is done.
+    pub(crate) fn wait(&self, op: &'static str) -> Result<()> {
+        let failed = |e: wgpu::PollError| Error::Device { backend: BACKEND, op, what: e.to_string() };
+        self.device.poll(wgpu::PollType::wait_indefinitely()).map_err(failed)?;
+        self.check(op)
+    }
+
+    /// A buffer of at least 4 bytes, or a typed error when the memory is not there.
+    pub(crate) fn buffer(&self, op: &'static str, bytes: u64, usage: wgpu::BufferUsages) -> Result<wgpu::Buffer> {
+        let size = bytes.next_multiple_of(4).max(4);
+        if size > self.max_buffer_bytes {
+            let hint = "the adapter's largest buffer; a smaller batch, or more chunks".into();
+            return Err(Error::Capacity { op, needed: bytes, available: self.max_buffer_bytes, hint });
+        }
+        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let descriptor = wgpu::BufferDescriptor { label: Some(op), size, usage, mapped_at_creation: false };
+        let buffer = self.device.create_buffer(&descriptor);
+        match pollster::block_on(scope.pop()) {
+            // How much is left, the interface does not tell.
+            Some(_) => {
+                Err(Error::Capacity { op, needed: bytes, available: 0, hint: "the device is out of memory".into() })
+            }
+            None => Ok(buffer),
+        }
+    }
+
+    /// The compiled pipeline of a variant; compiled at its first use.
+    pub(crate) fn pipeline(&self, variant: &Variant) -> Result<Arc<Pipeline>> {
+        let mut pipelines = self.pipelines.lock();
+        if let Some(pipeline) = pipelines.get(variant) {
+            return Ok(pipeline.clone());
+        }
+        let pipeline = Arc::new(Pipeline::compile(&self.device, variant)?);
+        pipelines.insert(variant.clone(), pipeline.clone());
+        Ok(pipeline)
+    }
+}
+
+/// A driver's message without its line breaks.
+pub(crate) fn one_line(message: &str) -> String {
+    message.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,142 @@
+//! One rank's work: dispatches and copies in the order of the calls, handed to the device in batches.
+
+use std::sync::Arc;
+
+use dropless_core::{Error, Result, Tensor};
+use parking_lot::Mutex;
+
+use crate::BACKEND;
+use crate::buffer;
+use crate::device::Gpu;
+use crate::shader::{OFFSET_WORDS, Shader, Variant};
+
+/// Where a binding may start; the least that every adapter allows.
+const BINDING_ALIGNMENT: u64 = 256;
+/// Commands of a batch: the device works on one while the next is written.
+const BATCH: usize = 64;
+
+/// Work that is written and not yet handed over.
+#[derive(Debug, Default)]
+struct Batch {
+    encoder: Option<wgpu::CommandEncoder>,
+    commands: usize,
+}
+
+/// A rank's commands.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) gpu: Arc<Gpu>,
+    batch: Mutex<Batch>,
+}
+
+/// One run of a shader.
+#[derive(Debug)]
+pub(crate) struct Dispatch<'a> {
+    pub(crate) shader: &'static Shader,
+    /// One for each binding of the shader.
+    pub(crate) tensors: &'a [Option<&'a Tensor>],
+    /// One for each constant of the shader.
+    pub(crate) constants: &'a [u32],
+    pub(crate) params: Vec<u32>,
+    pub(crate) workgroups: u64,
+}
+
+impl Stream {
+    pub(crate) fn new(gpu: Arc<Gpu>) -> Self {
+        Stream { gpu, batch: Mutex::default() }
+    }
+
+    /// Writes commands; `op` names them in errors.
+    pub(crate) fn encode(&self, op: &'static str, write: impl FnOnce(&mut wgpu::CommandEncoder)) -> Result<()> {
+        let mut batch = self.batch.lock();
+        let descriptor = wgpu::CommandEncoderDescriptor { label: Some(op) };
+        write(batch.encoder.get_or_insert_with(|| self.gpu.device.create_command_encoder(&descriptor)));
+        batch.commands += 1;
+        if batch.commands >= BATCH { self.submit(&mut batch, op) } else { Ok(()) }
+    }
+
+    /// Hands over what is written.
+    pub(crate) fn flush(&self, op: &'static str) -> Result<()> {
+        self.submit(&mut self.batch.lock(), op)
+    }
+
+    fn submit(&self, batch: &mut Batch, op: &'static str) -> Result<()> {
+        batch.commands = 0;
+        if let Some(encoder) = batch.encoder.take() {
+            self.gpu.queue.submit([encoder.finish()]);
+        }
+        self.gpu.check(op)
+    }
+
+    /// Queues a run of a shader. No workgroups: nothing to do.
+    pub(crate) fn dispatch(&self, run: Dispatch<'_>) -> Result<()> {
+        let Dispatch { shader, tensors, constants, params, workgroups } = run;
+        let op = shader.name;
+        if workgroups == 0 {
+            return Ok(());
+        }
+        let [x, y] = fold(workgroups, self.gpu.max_workgroups).ok_or_else(|| Error::Capacity {
+            op,
+            needed: workgroups,
+            available: u64::from(self.gpu.max_workgroups).pow(2),
+            hint: "counted in workgroups; a smaller batch, or more chunks".into(),
+        })?;
+        let types = tensors.iter().map(|tensor| tensor.map(Tensor::dtype)).collect();
+        let pipeline = self.gpu.pipeline(&Variant { shader, types, constants: constants.to_vec() })?;
+
+        let mut given = vec![0; OFFSET_WORDS];
+        let mut entries = Vec::new();
+        for (place, tensor) in tensors.iter().enumerate() {
+            let Some(tensor) = tensor else { continue };
+            let storage = buffer::of(op, &self.gpu, tensor)?;
+            let bytes = buffer::range(tensor);
+            let start = bytes.start / BINDING_ALIGNMENT * BINDING_ALIGNMENT;
+            let elements = (bytes.start - start) / tensor.dtype().size() as u64;
+            given[place] = u32::try_from(elements).expect("less than the alignment");
+            let size = (bytes.end - start).next_multiple_of(4).max(4);
+            entries.push(wgpu::BindGroupEntry {
+                binding: u32::try_from(entries.len()).expect("a few bindings"),
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer: &storage.raw,
+                    // A view at the very end of its buffer may be empty.
+                    offset: start.min(storage.raw.size() - 4) / BINDING_ALIGNMENT * BINDING_ALIGNMENT,
+                    size: wgpu::BufferSize::new(size.min(storage.raw.size())),
+                }),
+            });
+        }
+        given.extend(params);
+        let descriptor =
+            wgpu::BindGroupDescriptor { label: Some(op), layout: &pipeline.layout, entries: &entries };
+        let group = self.gpu.device.create_bind_group(&descriptor);
+        self.encode(op, |encoder| {
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: Some(op), ..Default::default() });
+            pass.set_pipeline(&pipeline.raw);
+            pass.set_bind_group(0, &group, &[]);
+            pass.set_immediates(0, bytemuck::cast_slice(&given));
+            pass.dispatch_workgroups(x, y, 1);
+        })
+    }
+}
+
+/// Workgroups along x and y, at least `count` in all: one dimension holds no more than `limit`. None when two do not
+/// suffice.
+fn fold(count: u64, limit: u32) -> Option<[u32; 2]> {
+    let y = count.div_ceil(u64::from(limit));
+    let x = count.div_ceil(y);
+    Some([u32::try_from(x).ok()?, u32::try_from(y).ok().filter(|&y| y <= limit)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fold;
+
+    #[test]
+    fn workgroups_past_one_dimension_are_folded() {
+        assert_eq!(fold(1, 65535), Some([1, 1]));
+        assert_eq!(fold(65535, 65535), Some([65535, 1]));
+        assert_eq!(fold(65536, 65535), Some([32768, 2]));
+        assert_eq!(fold(1_000_003, 65535), Some([62501, 16]));
+        assert_eq!(fold(65535 * 65535, 65535), Some([65535, 65535]));
+        assert_eq!(fold(65535 * 65535 + 1, 65535), None);
+    }
+}

@@ -1,0 +1,68 @@
+//! Tensors in host memory: where offloaded activations wait.
+//!
+//! A copy to the host ends in a callback of the device some time after its op was queued. Whoever wants the bytes
+//! before that waits for the device.
+
+use std::sync::Arc;
+
+use dropless_core::{DType, Error, Memory, Result, Tensor};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::BACKEND;
+use crate::buffer;
+use crate::device::Gpu;
+
+/// The bytes of a tensor in host memory.
+#[derive(Debug, Default)]
+pub(crate) struct HostMemory {
+    bytes: Mutex<Vec<u8>>,
+    /// Copies to here that are queued and not done.
+    pending: Mutex<usize>,
+}
+
+/// A new tensor in host memory.
+pub(crate) fn alloc(dtype: DType, shape: &[usize]) -> Result<Tensor> {
+    let available = isize::MAX.unsigned_abs() as u64;
+    let len = buffer::size(dtype, shape, available)?;
+    let refused =
+        || Error::Capacity { op: "alloc", needed: len, available: 0, hint: "the system refused host memory".into() };
+    let len = usize::try_from(len).map_err(|_| refused())?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len).map_err(|_| refused())?;
+    bytes.resize(len, 0);
+    let storage = Arc::new(HostMemory { bytes: Mutex::new(bytes), pending: Mutex::default() });
+    Ok(Tensor::from_storage(storage, shape, dtype, Memory::Host))
+}
+
+/// The memory of a tensor of this backend.
+pub(crate) fn of(op: &'static str, tensor: &Tensor) -> Result<Arc<HostMemory>> {
+    let foreign = Error::ForeignTensor { op, backend: BACKEND };
+    tensor.storage().clone().downcast::<HostMemory>().map_err(|_| foreign)
+}
+
+impl HostMemory {
+    /// The bytes, after every copy to here is done.
+    pub(crate) fn settled(&self, op: &'static str, gpu: &Gpu) -> Result<MutexGuard<'_, Vec<u8>>> {
+        if *self.pending.lock() > 0 {
+            gpu.wait(op)?;
+        }
+        match *self.pending.lock() {
+            0 => Ok(self.bytes.lock()),
+            _ => Err(Error::Device { backend: BACKEND, op, what: "a copy to host memory did not end".into() }),
+        }
+    }
+
+    /// Takes `len` bytes at `from` of `staging` to `to` as soon as the device is done with it.
+    pub(crate) fn receive(self: Arc<Self>, staging: wgpu::Buffer, from: usize, to: usize, len: usize) {
+        *self.pending.lock() += 1;
+        let slice = staging.clone();
+        slice.slice(..).map_async(wgpu::MapMode::Read, move |mapped| {
+            // A failed mapping leaves the copy pending, which `settled` reports.
+            let view = mapped.ok().and_then(|()| staging.slice(..).get_mapped_range().ok());
+            if let Some(view) = view {
+                self.bytes.lock()[to..to + len].copy_from_slice(&view[from..from + len]);
+                *self.pending.lock() -= 1;
+            }
+        });
+    }
+}

@@ -1,0 +1,275 @@
+//! From a shader's file to a compiled pipeline: the declarations that every shader shares are written here, so that a
+//! struct or a binding is declared once.
+//!
+//! A binding `x` becomes `x_at(i)`: the bits of element i as f32 for a float tensor, else the integer; and `x_set(i, v)`
+//! if it is written, with one rounding for bf16. Elements smaller than a word share words between invocations, so they
+//! are written with an atomic exclusive-or of the bits to change; nobody else changes those bits.
+
+use std::fmt::Write;
+
+use dropless_core::{DType, Error, Result};
+
+use crate::BACKEND;
+use crate::device::one_line;
+
+/// How a shader uses a binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// `x_at`.
+    Read,
+    /// `x_set`.
+    Write,
+    /// Both, of 4-byte elements.
+    InPlace,
+}
+
+/// A tensor that a shader works on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Binding {
+    pub(crate) name: &'static str,
+    pub(crate) access: Access,
+    /// Element types it is used with; for the tests, which compile every variant.
+    #[cfg_attr(not(test), expect(dead_code, reason = "only the tests walk the variants"))]
+    pub(crate) types: &'static [DType],
+    /// Whether it may be absent: then `x_given` is false, `x_at` gives 0 and `x_set` does nothing.
+    pub(crate) optional: bool,
+}
+
+pub(crate) const FLOAT: &[DType] = &[DType::F32, DType::Bf16];
+pub(crate) const F32: &[DType] = &[DType::F32];
+pub(crate) const U32: &[DType] = &[DType::U32];
+pub(crate) const BYTES: &[DType] = &[DType::E4m3, DType::Ue8m0];
+
+impl Binding {
+    pub(crate) const fn read(name: &'static str, types: &'static [DType]) -> Binding {
+        Binding { name, access: Access::Read, types, optional: false }
+    }
+
+    pub(crate) const fn write(name: &'static str, types: &'static [DType]) -> Binding {
+        Binding { name, access: Access::Write, types, optional: false }
+    }
+
+    pub(crate) const fn in_place(name: &'static str, types: &'static [DType]) -> Binding {
+        Binding { name, access: Access::InPlace, types, optional: false }
+    }
+
+    pub(crate) const fn optional(self) -> Binding {
+        Binding { optional: true, ..self }
+    }
+}
+
+/// A shader before its element types are known.
+#[derive(Debug)]
+pub(crate) struct Shader {
+    /// The op; also the file's name.
+    pub(crate) name: &'static str,
+    /// Files that it uses, in order, and its own file last.
+    pub(crate) files: &'static [&'static str],
+    /// The declaration of its parameters; see [`params`].
+    pub(crate) params: Declaration,
+    pub(crate) bindings: &'static [Binding],
+    /// The names of constants that a dispatch gives values.
+    pub(crate) constants: &'static [&'static str],
+}
+
+/// The shared files.
+pub(crate) const PRELUDE: &str = include_str!("../../shaders/prelude.wgsl");
+pub(crate) const FORMATS: &str = include_str!("../../shaders/formats.wgsl");
+pub(crate) const MATH: &str = include_str!("../../shaders/math.wgsl");
+
+/// A shader with its element types and constants: what a pipeline is compiled from.
+#[derive(Clone, Debug)]
+pub(crate) struct Variant {
+    pub(crate) shader: &'static Shader,
+    pub(crate) types: Vec<Option<DType>>,
+    pub(crate) constants: Vec<u32>,
+}
+
+impl PartialEq for Variant {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.shader, other.shader) && self.types == other.types && self.constants == other.constants
+    }
+}
+
+impl Eq for Variant {}
+
+impl std::hash::Hash for Variant {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.shader.name.hash(state);
+        self.types.hash(state);
+        self.constants.hash(state);
+    }
+}
+
+/// A struct of u32 fields, as shaders see it.
+#[derive(Debug)]
+pub(crate) struct Declaration {
+    pub(crate) wgsl: &'static str,
+    pub(crate) fields: &'static [&'static str],
+}
+
+/// Declares the numbers that cross to a shader: a Rust struct of u32 fields and the same struct in WGSL.
+macro_rules! params {
+    ($(#[$doc:meta])* $name:ident { $($field:ident),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug)]
+        pub(crate) struct $name { $(pub(crate) $field: u32,)+ }
+
+        impl $name {
+            /// The struct in WGSL.
+            pub(crate) const DECLARATION: $crate::shader::Declaration = $crate::shader::Declaration {
+                wgsl: concat!("struct Params {\n", $("    ", stringify!($field), ": u32,\n",)+ "}\n"),
+                fields: &[$(stringify!($field)),+],
+            };
+
+            /// The fields in order, padded to 16 bytes.
+            pub(crate) fn words(self) -> Vec<u32> {
+                let mut words = vec![$(self.$field),+];
+                words.resize(words.len().next_multiple_of(4), 0);
+                words
+            }
+        }
+    };
+}
+pub(crate) use params;
+
+/// Words of the immediate data before the parameters: the first element of each binding.
+pub(crate) const OFFSET_WORDS: usize = 8;
+
+/// What every shader starts with. `linear` undoes the folding of [`crate::dispatch`].
+const HEADER: &str = "struct Given {
+    offsets: array<vec4<u32>, 2>,
+    params: Params,
+}
+var<immediate> given: Given;
+
+fn linear(group: vec3<u32>, groups: vec3<u32>) -> u32 {
+    return group.x + group.y * groups.x;
+}
+";
+
+impl Variant {
+    /// The WGSL text.
+    pub(crate) fn source(&self) -> String {
+        let mut text = format!("{}{HEADER}", self.shader.params.wgsl);
+        for (name, value) in self.shader.constants.iter().zip(&self.constants) {
+            let _ = writeln!(text, "const {name}: u32 = {value}u;");
+        }
+        let mut slot = 0;
+        for (place, (binding, dtype)) in self.shader.bindings.iter().zip(&self.types).enumerate() {
+            let name = binding.name;
+            let _ = writeln!(text, "\nconst {name}_given: bool = {};", dtype.is_some());
+            match dtype {
+                Some(dtype) => {
+                    let offset = format!("given.offsets[{}][{}]", place / 4, place % 4);
+                    declare(&mut text, *binding, *dtype, slot, &offset);
+                    slot += 1;
+                }
+                None => declare_absent(&mut text, *binding),
+            }
+        }
+        for file in self.shader.files {
+            text.push('\n');
+            text.push_str(file);
+        }
+        text
+    }
+}
+
+fn declare(text: &mut String, binding: Binding, dtype: DType, slot: usize, offset: &str) {
+    let Binding { name, access, .. } = binding;
+    let shared_words = access != Access::Read && dtype.size() < 4;
+    let mode = if access == Access::Read { "read" } else { "read_write" };
+    let element = if shared_words { "atomic<u32>" } else { "u32" };
+    let _ = writeln!(text, "@group(0) @binding({slot}) var<storage, {mode}> {name}: array<{element}>;");
+    if access != Access::Write {
+        let value = match dtype.size() {
+            4 => format!("{name}[at]"),
+            2 => format!("({name}[at >> 1u] >> ((at & 1u) << 4u)) << 16u"),
+            _ => format!("({name}[at >> 2u] >> ((at & 3u) << 3u)) & 0xFFu"),
+        };
+        let _ = writeln!(text, "fn {name}_at(i: u32) -> u32 {{\n    let at = i + {offset};\n    return {value};\n}}");
+    }
+    if access != Access::Read {
+        let body = match dtype.size() {
+            4 => format!("    {name}[at] = value;"),
+            2 => exchange(name, "bf16_from_f32(value)", "1u", "4u", "0xFFFFu"),
+            _ => exchange(name, "value", "2u", "3u", "0xFFu"),
+        };
+        let _ = writeln!(text, "fn {name}_set(i: u32, value: u32) {{\n    let at = i + {offset};\n{body}\n}}");
+    }
+}
+
+/// Replaces one part of a word; `parts` and `bits` are logarithms.
+fn exchange(name: &str, code: &str, parts: &str, bits: &str, mask: &str) -> String {
+    let last = if parts == "1u" { "1u" } else { "3u" };
+    format!(
+        "    let word = at >> {parts};
+    let shift = (at & {last}) << {bits};
+    let change = ((atomicLoad(&{name}[word]) >> shift) ^ {code}) & {mask};
+    atomicXor(&{name}[word], change << shift);"
+    )
+}
+
+fn declare_absent(text: &mut String, binding: Binding) {
+    let name = binding.name;
+    if binding.access != Access::Write {
+        let _ = writeln!(text, "fn {name}_at(i: u32) -> u32 {{\n    return 0u;\n}}");
+    }
+    if binding.access != Access::Read {
+        let _ = writeln!(text, "fn {name}_set(i: u32, value: u32) {{\n}}");
+    }
+}
+
+/// A compiled variant.
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    pub(crate) raw: wgpu::ComputePipeline,
+    pub(crate) layout: wgpu::BindGroupLayout,
+}
+
+impl Pipeline {
+    pub(crate) fn compile(device: &wgpu::Device, variant: &Variant) -> Result<Pipeline> {
+        let name = variant.shader.name;
+        let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let given = variant.shader.bindings.iter().zip(&variant.types).filter(|(_, dtype)| dtype.is_some());
+        let entries: Vec<_> = (0..).zip(given).map(|(slot, (binding, _))| entry(slot, *binding)).collect();
+        let layout = device
+            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some(name), entries: &entries });
+        let words = OFFSET_WORDS + variant.shader.params.fields.len().next_multiple_of(4);
+        let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(name),
+            bind_group_layouts: &[Some(&layout)],
+            immediate_size: u32::try_from(words * 4).expect("a few words"),
+        });
+        let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: Some(name),
+            source: wgpu::ShaderSource::Wgsl(variant.source().into()),
+        });
+        let raw = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(name),
+            layout: Some(&pipeline_layout),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions::default(),
+            cache: None,
+        });
+        match pollster::block_on(scope.pop()) {
+            Some(error) => Err(Error::Device { backend: BACKEND, op: name, what: one_line(&error.to_string()) }),
+            None => Ok(Pipeline { raw, layout }),
+        }
+    }
+}
+
+fn entry(slot: u32, binding: Binding) -> wgpu::BindGroupLayoutEntry {
+    wgpu::BindGroupLayoutEntry {
+        binding: slot,
+        visibility: wgpu::ShaderStages::COMPUTE,
+        ty: wgpu::BindingType::Buffer {
+            ty: wgpu::BufferBindingType::Storage { read_only: binding.access == Access::Read },
+            has_dynamic_offset: false,
+            min_binding_size: None,
+        },
+        count: None,
+    }
+}
