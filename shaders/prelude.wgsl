@@ -141,7 +141,7 @@ fn f32_fma(a: u32, b: u32, c: u32) -> u32 {
     let opposite = ((sign ^ c) & SIGN) != 0u;
     let flip = select(0u, 0xFFFFFFFFu, opposite);
     let low = p.x + (q.x ^ flip) + select(0u, 1u, opposite);
-    let carry = select(low < p.x, p.x >= q.x, opposite);
+    let carry = select((low < p.x), (p.x >= q.x), opposite);
     let high = p.y + (q.y ^ flip) + select(0u, 1u, carry);
     let negative = (high >> 31u) != 0u;
     let sum_low = select(low, 0u - low, negative);

@@ -8,13 +8,21 @@ use dropless_core::{DType, Error, Memory, Result, Tensor};
 use crate::BACKEND;
 use crate::device::Gpu;
 
-/// The words of a tensor on the device.
-#[derive(Debug)]
+/// The words of a tensor on the device. Clones show the same memory.
+#[derive(Clone, Debug)]
 pub(crate) struct Buffer {
     pub(crate) raw: wgpu::Buffer,
     /// Bytes that belong to the tensor; the last word may have more.
     pub(crate) bytes: u64,
     gpu: Arc<Gpu>,
+}
+
+impl Buffer {
+    /// The whole buffer as words.
+    pub(crate) fn words(&self) -> Tensor {
+        let words = usize::try_from(self.raw.size() / 4).expect("the buffer was made from a shape of usize");
+        Tensor::from_storage(Arc::new(self.clone()), &[words], DType::U32, Memory::Device)
+    }
 }
 
 /// Size of a new tensor, refused where it passes what the device can bind.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use dropless_core::{Error, Result, Tensor};
 use parking_lot::Mutex;
 
-use crate::BACKEND;
 use crate::buffer;
 use crate::device::Gpu;
 use crate::shader::{OFFSET_WORDS, Shader, Variant};
@@ -90,17 +89,17 @@ impl Stream {
             let Some(tensor) = tensor else { continue };
             let storage = buffer::of(op, &self.gpu, tensor)?;
             let bytes = buffer::range(tensor);
-            let start = bytes.start / BINDING_ALIGNMENT * BINDING_ALIGNMENT;
+            // An empty view may lie at the very end of its buffer, where no binding can start.
+            let start = bytes.start.min(storage.raw.size() - 4) / BINDING_ALIGNMENT * BINDING_ALIGNMENT;
             let elements = (bytes.start - start) / tensor.dtype().size() as u64;
             given[place] = u32::try_from(elements).expect("less than the alignment");
-            let size = (bytes.end - start).next_multiple_of(4).max(4);
+            let size = (bytes.end - start).next_multiple_of(4).clamp(4, storage.raw.size() - start);
             entries.push(wgpu::BindGroupEntry {
                 binding: u32::try_from(entries.len()).expect("a few bindings"),
                 resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
                     buffer: &storage.raw,
-                    // A view at the very end of its buffer may be empty.
-                    offset: start.min(storage.raw.size() - 4) / BINDING_ALIGNMENT * BINDING_ALIGNMENT,
-                    size: wgpu::BufferSize::new(size.min(storage.raw.size())),
+                    offset: start,
+                    size: wgpu::BufferSize::new(size),
                 }),
             });
         }

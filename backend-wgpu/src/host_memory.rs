@@ -3,6 +3,7 @@
 //! A copy to the host ends in a callback of the device some time after its op was queued. Whoever wants the bytes
 //! before that waits for the device.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use dropless_core::{DType, Error, Memory, Result, Tensor};
@@ -52,15 +53,16 @@ impl HostMemory {
         }
     }
 
-    /// Takes `len` bytes at `from` of `staging` to `to` as soon as the device is done with it.
-    pub(crate) fn receive(self: Arc<Self>, staging: wgpu::Buffer, from: usize, to: usize, len: usize) {
+    /// Takes the bytes from `begin` on of `staging` to the range `to` as soon as the device is done with it.
+    pub(crate) fn receive(self: Arc<Self>, staging: wgpu::Buffer, begin: usize, to: Range<usize>) {
         *self.pending.lock() += 1;
         let slice = staging.clone();
         slice.slice(..).map_async(wgpu::MapMode::Read, move |mapped| {
             // A failed mapping leaves the copy pending, which `settled` reports.
             let view = mapped.ok().and_then(|()| staging.slice(..).get_mapped_range().ok());
             if let Some(view) = view {
-                self.bytes.lock()[to..to + len].copy_from_slice(&view[from..from + len]);
+                let len = to.len();
+                self.bytes.lock()[to].copy_from_slice(&view[begin..begin + len]);
                 *self.pending.lock() -= 1;
             }
         });

@@ -1,0 +1,268 @@
+//! The backend: memory and queues, and the ops handed to their files.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dropless_core::backend::EventState;
+use dropless_core::exchange::Exchange;
+use dropless_core::ops::{AllToAll, Attention, GroupQuantize, GroupedGemm, Map, Offload, Route};
+use dropless_core::{Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor};
+
+use crate::device::Gpu;
+use crate::dispatch::Stream;
+use crate::ops::copy;
+use crate::{BACKEND, adapter, buffer, collective, host_memory};
+
+/// How a [`Wgpu`] is opened.
+#[derive(Clone, Debug)]
+pub struct WgpuOptions {
+    /// The arithmetic of the matrix products.
+    pub numerics: NumericModel,
+    /// The adapter's index or a part of its name; else the environment variable `DROPLESS_ADAPTER`, else the best one.
+    pub adapter: Option<String>,
+    /// How long a rank waits for the others in a collective before it fails.
+    pub timeout: Duration,
+}
+
+impl Default for WgpuOptions {
+    fn default() -> Self {
+        WgpuOptions { numerics: NumericModel::Hopper, adapter: None, timeout: Duration::from_secs(60) }
+    }
+}
+
+/// A GPU, or a CPU driver of Vulkan, as a backend.
+///
+/// The three queues are one: work runs in the order of the calls. Two calls besides [`Backend::read`] and
+/// [`Backend::wait`] can wait for the device: [`Backend::all_to_all`] with counts, which it compares between the ranks,
+/// and [`Backend::offload`] to the device while the same bytes are still on their way to the host.
+#[derive(Debug)]
+pub struct Wgpu {
+    caps: Caps,
+    stream: Stream,
+    exchange: Arc<Exchange>,
+}
+
+/// One queue needs no memory of its points.
+#[derive(Debug)]
+struct InOrder;
+
+impl EventState for InOrder {}
+
+impl Wgpu {
+    /// One rank.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when there is no such adapter, or it lacks what the shaders need.
+    pub fn new(options: &WgpuOptions) -> Result<Wgpu> {
+        Ok(Wgpu::ranks(1, options)?.remove(0))
+    }
+
+    /// `ranks` ranks in this process on one device, each to be driven by a thread of its own.
+    ///
+    /// # Errors
+    /// As [`new`](Wgpu::new).
+    pub fn ranks(ranks: usize, options: &WgpuOptions) -> Result<Vec<Wgpu>> {
+        if options.numerics == NumericModel::Blackwell {
+            let why = "the Blackwell model is not among its shaders; use the host".into();
+            return Err(Error::Unavailable { backend: BACKEND, why });
+        }
+        let gpu = Gpu::open(&adapter::choose(options.adapter.as_deref())?)?;
+        let exchange = Arc::new(Exchange::new(ranks, options.timeout));
+        let rank = |rank| Wgpu {
+            caps: Caps {
+                backend: BACKEND,
+                numerics: options.numerics,
+                rank,
+                ranks,
+                max_buffer_bytes: gpu.max_buffer_bytes,
+            },
+            stream: Stream::new(gpu.clone()),
+            exchange: exchange.clone(),
+        };
+        Ok((0..ranks).map(rank).collect())
+    }
+
+    /// The adapter's name and driver.
+    pub fn adapter(&self) -> String {
+        let info = self.stream.gpu.device.adapter_info();
+        format!("{} ({:?}, {} {})", info.name, info.backend, info.driver, info.driver_info)
+    }
+
+    /// The rank's commands.
+    #[cfg(test)]
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Copies the words that hold the bytes of `tensor` to memory the host can map. Returns it, and where in it the
+    /// bytes begin.
+    fn stage(&self, op: &'static str, tensor: &Tensor) -> Result<(wgpu::Buffer, usize)> {
+        let source = buffer::of(op, &self.stream.gpu, tensor)?;
+        let bytes = buffer::range(tensor);
+        let (first, last) = (bytes.start / 4 * 4, bytes.end.next_multiple_of(4));
+        let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
+        let staging = self.stream.gpu.buffer(op, last - first, usage)?;
+        self.stream.encode(op, |encoder| {
+            encoder.copy_buffer_to_buffer(&source.raw, first, &staging, 0, Some(last - first));
+        })?;
+        self.stream.flush(op)?;
+        let begin = usize::try_from(bytes.start - first).expect("less than a word");
+        Ok((staging, begin))
+    }
+
+    fn download(&self, op: &'static str, src: &Tensor, bytes: &mut [u8]) -> Result<()> {
+        let (staging, begin) = self.stage(op, src)?;
+        staging.slice(..).map_async(wgpu::MapMode::Read, |_| {});
+        self.stream.gpu.wait(op)?;
+        let failed = |e: wgpu::MapRangeError| Error::Device { backend: BACKEND, op, what: e.to_string() };
+        let view = staging.slice(..).get_mapped_range().map_err(failed)?;
+        bytes.copy_from_slice(&view[begin..begin + bytes.len()]);
+        Ok(())
+    }
+
+    fn upload(&self, op: &'static str, dst: &Tensor, bytes: &[u8]) -> Result<()> {
+        let gpu = &self.stream.gpu;
+        let target = buffer::of(op, gpu, dst)?;
+        let range = buffer::range(dst);
+        // Work that was queued before must not see the new bytes.
+        self.stream.flush(op)?;
+        let whole = range.end == target.bytes || range.end.is_multiple_of(4);
+        if range.start.is_multiple_of(4) && whole {
+            let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
+            gpu.queue.write_buffer(&target.raw, range.start, words);
+            if !rest.is_empty() {
+                let mut last = [0; 4];
+                last[..rest.len()].copy_from_slice(rest);
+                gpu.queue.write_buffer(&target.raw, range.start + words.len() as u64, &last);
+            }
+            return gpu.check(op);
+        }
+        // Neighbours share a word with the view.
+        let aligned = buffer::alloc(gpu, dst.dtype(), dst.shape())?;
+        self.upload(op, &aligned, bytes)?;
+        copy::run(&self.stream, op, &aligned, 0..bytes.len(), dst, 0)
+    }
+}
+
+impl Drop for Wgpu {
+    /// The other ranks must not wait for one that is gone.
+    fn drop(&mut self) {
+        self.exchange.leave(self.caps.rank);
+    }
+}
+
+fn same_length(op: &'static str, tensor: &Tensor, bytes: usize) -> Result<()> {
+    if bytes == tensor.bytes() {
+        return Ok(());
+    }
+    let expected = format!("{} for {tensor:?}", tensor.bytes());
+    Err(Error::Argument { op, field: "bytes", expected, found: bytes.to_string() })
+}
+
+/// The bytes of a view within its host memory.
+fn host_range(tensor: &Tensor) -> std::ops::Range<usize> {
+    let start = tensor.offset() * tensor.dtype().size();
+    start..start + tensor.bytes()
+}
+
+fn not_yet(op: &'static str) -> Result<()> {
+    Err(Error::Unavailable { backend: BACKEND, why: format!("{op} is not among its ops") })
+}
+
+impl Backend for Wgpu {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn alloc(&self, dtype: DType, shape: &[usize], memory: Memory) -> Result<Tensor> {
+        match memory {
+            Memory::Device => buffer::alloc(&self.stream.gpu, dtype, shape),
+            Memory::Host => host_memory::alloc(dtype, shape),
+        }
+    }
+
+    fn write(&self, dst: &Tensor, bytes: &[u8]) -> Result<()> {
+        const OP: &str = "write";
+        same_length(OP, dst, bytes.len())?;
+        match dst.memory() {
+            Memory::Device => self.upload(OP, dst, bytes),
+            Memory::Host => {
+                let memory = host_memory::of(OP, dst)?;
+                memory.settled(OP, &self.stream.gpu)?[host_range(dst)].copy_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    fn read(&self, src: &Tensor, bytes: &mut [u8]) -> Result<()> {
+        const OP: &str = "read";
+        same_length(OP, src, bytes.len())?;
+        match src.memory() {
+            Memory::Device => self.download(OP, src, bytes),
+            Memory::Host => {
+                let memory = host_memory::of(OP, src)?;
+                bytes.copy_from_slice(&memory.settled(OP, &self.stream.gpu)?[host_range(src)]);
+                Ok(())
+            }
+        }
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.stream.flush("wait")?;
+        self.stream.gpu.wait("wait")
+    }
+
+    fn record(&self, _queue: Queue) -> Result<Event> {
+        Ok(Event(Arc::new(InOrder)))
+    }
+
+    fn wait_for(&self, _queue: Queue, _event: &Event) -> Result<()> {
+        Ok(())
+    }
+
+    fn grouped_gemm(&self, _op: &Checked<GroupedGemm<'_>>) -> Result<()> {
+        not_yet("grouped_gemm")
+    }
+
+    fn group_quantize(&self, _op: &Checked<GroupQuantize<'_>>) -> Result<()> {
+        not_yet("group_quantize")
+    }
+
+    fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
+        let counts = |tensor: &Tensor| {
+            let mut counts = vec![0u32; tensor.len()];
+            self.download("all_to_all", tensor, bytemuck::cast_slice_mut(&mut counts))?;
+            Ok(counts)
+        };
+        collective::run(&self.exchange, &self.stream, self.caps.rank, op, counts)
+    }
+
+    fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
+        const OP: &str = "offload";
+        match op.to.memory() {
+            Memory::Host => {
+                let memory = host_memory::of(OP, op.to)?;
+                let (staging, begin) = self.stage(OP, op.from)?;
+                memory.receive(staging, begin, host_range(op.to));
+                Ok(())
+            }
+            Memory::Device => {
+                let memory = host_memory::of(OP, op.from)?;
+                let bytes = memory.settled(OP, &self.stream.gpu)?;
+                self.upload(OP, op.to, &bytes[host_range(op.from)])
+            }
+        }
+    }
+
+    fn route(&self, _op: &Checked<Route<'_>>) -> Result<()> {
+        not_yet("route")
+    }
+
+    fn attention(&self, _op: &Checked<Attention<'_>>) -> Result<()> {
+        not_yet("attention")
+    }
+
+    fn map(&self, _op: &Checked<Map<'_>>) -> Result<()> {
+        not_yet("map")
+    }
+}
