@@ -8,18 +8,18 @@ fn main(
     @builtin(local_invocation_index) lane: u32,
 ) {
     let p = given.params;
-    let word = p.to / 4u + linear(group, groups) * 64u + lane;
-    let start = max(word * 4u, p.to);
-    let end = min(word * 4u + 4u, p.to + p.bytes);
+    let word = p.target_byte / 4u + linear(group, groups) * 64u + lane;
+    let start = max(word * 4u, p.target_byte);
+    let end = min(word * 4u + 4u, p.target_byte + p.bytes);
     if start >= end {
         return;
     }
-    var value = to_at(word);
+    var value = copied_at(word);
     for (var byte = start; byte < end; byte += 1u) {
-        let source = byte - p.to + p.from;
-        let code = (from_at(source / 4u) >> ((source & 3u) * 8u)) & 0xFFu;
+        let place = byte - p.target_byte + p.source_byte;
+        let code = (source_at(place / 4u) >> ((place & 3u) * 8u)) & 0xFFu;
         let shift = (byte & 3u) * 8u;
         value = (value & ~(0xFFu << shift)) | (code << shift);
     }
-    to_set(word, value);
+    copied_set(word, value);
 }

@@ -10,7 +10,7 @@ use dropless_core::{Backend, Caps, Checked, DType, Error, Event, Memory, Numeric
 
 use crate::device::Gpu;
 use crate::dispatch::Stream;
-use crate::ops::copy;
+use crate::ops::{copy, grouped_gemm};
 use crate::{BACKEND, adapter, buffer, collective, host_memory};
 
 /// How a [`Wgpu`] is opened.
@@ -220,8 +220,8 @@ impl Backend for Wgpu {
         Ok(())
     }
 
-    fn grouped_gemm(&self, _op: &Checked<GroupedGemm<'_>>) -> Result<()> {
-        not_yet("grouped_gemm")
+    fn grouped_gemm(&self, op: &Checked<GroupedGemm<'_>>) -> Result<()> {
+        grouped_gemm::run(&self.stream, op, self.caps.numerics)
     }
 
     fn group_quantize(&self, _op: &Checked<GroupQuantize<'_>>) -> Result<()> {

@@ -14,6 +14,11 @@ const BINDING_ALIGNMENT: u64 = 256;
 /// Commands of a batch: the device works on one while the next is written.
 const BATCH: usize = 64;
 
+/// An extent as the shaders take it. Only an empty tensor has one past 2^32, and nothing is read of it.
+pub(crate) fn word(extent: usize) -> u32 {
+    u32::try_from(extent).unwrap_or(u32::MAX)
+}
+
 /// Work that is written and not yet handed over.
 #[derive(Debug, Default)]
 struct Batch {

@@ -19,7 +19,7 @@ pub(crate) enum Access {
     Read,
     /// `x_set`.
     Write,
-    /// Both, of 4-byte elements.
+    /// Both.
     InPlace,
 }
 
@@ -36,9 +36,7 @@ pub(crate) struct Binding {
 }
 
 pub(crate) const FLOAT: &[DType] = &[DType::F32, DType::Bf16];
-pub(crate) const F32: &[DType] = &[DType::F32];
 pub(crate) const U32: &[DType] = &[DType::U32];
-pub(crate) const BYTES: &[DType] = &[DType::E4m3, DType::Ue8m0];
 
 impl Binding {
     pub(crate) const fn read(name: &'static str, types: &'static [DType]) -> Binding {
@@ -75,6 +73,7 @@ pub(crate) struct Shader {
 /// The shared files.
 pub(crate) const PRELUDE: &str = include_str!("../../shaders/prelude.wgsl");
 pub(crate) const FORMATS: &str = include_str!("../../shaders/formats.wgsl");
+pub(crate) const MMA: &str = include_str!("../../shaders/mma.wgsl");
 pub(crate) const MATH: &str = include_str!("../../shaders/math.wgsl");
 
 /// A shader with its element types and constants: what a pipeline is compiled from.
@@ -183,10 +182,13 @@ fn declare(text: &mut String, binding: Binding, dtype: DType, slot: usize, offse
     let element = if shared_words { "atomic<u32>" } else { "u32" };
     let _ = writeln!(text, "@group(0) @binding({slot}) var<storage, {mode}> {name}: array<{element}>;");
     if access != Access::Write {
+        let word = |index: &str| {
+            if shared_words { format!("atomicLoad(&{name}[{index}])") } else { format!("{name}[{index}]") }
+        };
         let value = match dtype.size() {
-            4 => format!("{name}[at]"),
-            2 => format!("({name}[at >> 1u] >> ((at & 1u) << 4u)) << 16u"),
-            _ => format!("({name}[at >> 2u] >> ((at & 3u) << 3u)) & 0xFFu"),
+            4 => word("at"),
+            2 => format!("({} >> ((at & 1u) << 4u)) << 16u", word("at >> 1u")),
+            _ => format!("({} >> ((at & 3u) << 3u)) & 0xFFu", word("at >> 2u")),
         };
         let _ = writeln!(text, "fn {name}_at(i: u32) -> u32 {{\n    let at = i + {offset};\n    return {value};\n}}");
     }

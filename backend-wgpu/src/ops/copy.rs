@@ -10,14 +10,14 @@ use crate::shader::{Binding, Shader, U32, params};
 
 params!(
     /// Byte positions in two buffers of words.
-    Params { from, to, bytes }
+    Params { source_byte, target_byte, bytes }
 );
 
 pub(crate) static COPY: Shader = Shader {
     name: "copy",
     files: &[include_str!("../../../shaders/copy.wgsl")],
     params: Params::DECLARATION,
-    bindings: &[Binding::read("from", U32), Binding::in_place("to", U32)],
+    bindings: &[Binding::read("source", U32), Binding::in_place("copied", U32)],
     constants: &[],
 };
 
@@ -51,7 +51,7 @@ pub(crate) fn run(
         shader: &COPY,
         tensors: &[Some(&source), Some(&target)],
         constants: &[],
-        params: Params { from: word(from), to: word(to), bytes: word(bytes) }.words(),
+        params: Params { source_byte: word(from), target_byte: word(to), bytes: word(bytes) }.words(),
         workgroups: (bytes / 4 + 2).div_ceil(64),
     })
 }

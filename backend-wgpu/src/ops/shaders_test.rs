@@ -1,0 +1,116 @@
+//! Every shader in every variant, as its parser sees it: it is valid, no type in it is a float, and its parameters lie
+//! where the launcher puts them.
+
+use dropless_core::DType;
+use wgpu::naga::valid::{Capabilities, ValidationFlags, Validator};
+use wgpu::naga::{AddressSpace, Module, ScalarKind, TypeInner, front::wgsl};
+
+use super::ALL;
+use crate::shader::{OFFSET_WORDS, Shader, Variant};
+
+/// The first type of each binding, and every other type (or absence) of one binding at a time, under constants that
+/// compile each branch.
+fn variants(shader: &'static Shader) -> Vec<Variant> {
+    let first: Vec<Option<DType>> = shader.bindings.iter().map(|binding| Some(binding.types[0])).collect();
+    let mut types = vec![first.clone()];
+    for (place, binding) in shader.bindings.iter().enumerate() {
+        let others = binding.types[1..].iter().map(|&dtype| Some(dtype)).chain(binding.optional.then_some(None));
+        types.extend(others.map(|other| {
+            let mut types = first.clone();
+            types[place] = other;
+            types
+        }));
+    }
+    // 16 is a size of arrays as well as a number of bits below 32.
+    let constants = [1, 16].map(|value| vec![value; shader.constants.len()]);
+    let with = |types: &Vec<Option<DType>>| {
+        constants.clone().map(|constants| Variant { shader, types: types.clone(), constants })
+    };
+    types.iter().flat_map(with).collect()
+}
+
+fn parse(source: &str) -> Module {
+    let module = wgsl::parse_str(source).unwrap_or_else(|e| panic!("{}", e.emit_to_string(source)));
+    Validator::new(ValidationFlags::all(), Capabilities::IMMEDIATES)
+        .validate(&module)
+        .unwrap_or_else(|e| panic!("{}", e.emit_to_string(source)));
+    module
+}
+
+/// Types of a module that hold a float.
+fn float_types(module: &Module) -> Vec<String> {
+    let is_float = |kind| matches!(kind, ScalarKind::Float | ScalarKind::AbstractFloat);
+    let found = module.types.iter().filter(|(_, ty)| match ty.inner {
+        TypeInner::Scalar(scalar)
+        | TypeInner::Vector { scalar, .. }
+        | TypeInner::Matrix { scalar, .. }
+        | TypeInner::Atomic(scalar)
+        | TypeInner::ValuePointer { scalar, .. } => is_float(scalar.kind),
+        TypeInner::Pointer { .. } | TypeInner::Array { .. } | TypeInner::Struct { .. } => false,
+        // Images, samplers and the like have no place here either.
+        _ => true,
+    });
+    let types = found.map(|(_, ty)| format!("{:?}", ty.inner));
+    let literals = module
+        .functions
+        .iter()
+        .map(|(_, function)| function)
+        .chain(module.entry_points.iter().map(|entry| &entry.function))
+        .flat_map(|function| function.expressions.iter())
+        .chain(module.global_expressions.iter())
+        .filter_map(|(_, expression)| match expression {
+            wgpu::naga::Expression::Literal(literal) if is_float(literal.scalar().kind) => Some(format!("{literal:?}")),
+            wgpu::naga::Expression::As { kind, .. } if is_float(*kind) => Some("a conversion to a float".into()),
+            _ => None,
+        });
+    types.chain(literals).collect()
+}
+
+#[test]
+fn no_shader_has_a_float() {
+    for shader in ALL {
+        for variant in variants(shader) {
+            let floats = float_types(&parse(&variant.source()));
+            assert!(floats.is_empty(), "{}: {floats:?} in {variant:?}", shader.name);
+        }
+    }
+}
+
+/// The control: a float anywhere is found.
+#[test]
+fn floats_are_found() {
+    for source in [
+        "fn f() -> f32 { return 1.0; }",
+        "fn f(a: u32) -> u32 { return u32(f32(a)); }",
+        "fn f(a: u32) -> u32 { return bitcast<u32>(bitcast<f32>(a) * bitcast<f32>(a)); }",
+        "var<private> a: array<vec2<f32>, 4>;",
+        "fn f() { let a = 0.5; }",
+    ] {
+        assert!(!float_types(&parse(source)).is_empty(), "{source}");
+    }
+}
+
+#[test]
+fn parameters_lie_where_the_launcher_puts_them() {
+    for shader in ALL {
+        let module = parse(&variants(shader)[0].source());
+        let given = module.global_variables.iter().find(|(_, v)| v.space == AddressSpace::Immediate).unwrap().1;
+        let TypeInner::Struct { members, .. } = &module.types[given.ty].inner else { panic!("a struct") };
+        let params = members.iter().find(|member| member.name.as_deref() == Some("params")).unwrap();
+        assert_eq!(params.offset as usize, OFFSET_WORDS * 4, "{}", shader.name);
+        let TypeInner::Struct { members, .. } = &module.types[params.ty].inner else { panic!("a struct") };
+        let names: Vec<_> = members.iter().map(|member| member.name.as_deref().unwrap()).collect();
+        assert_eq!(names, shader.params.fields, "{}", shader.name);
+        for (place, member) in members.iter().enumerate() {
+            assert_eq!(member.offset as usize, place * 4, "{}: {:?}", shader.name, member.name);
+        }
+    }
+}
+
+#[test]
+fn dispatches_fit_the_bindings_of_every_adapter() {
+    for shader in ALL {
+        let most = shader.bindings.iter().filter(|binding| !binding.optional).count();
+        assert!(most <= 7 && shader.bindings.len() <= OFFSET_WORDS, "{}", shader.name);
+    }
+}
