@@ -1,87 +1,117 @@
 // Matrix products over ragged groups of rows: NUMERICS.md, "Matrix products".
 //
-// A workgroup computes ROWS x LANES outputs of one group: a lane has a column and ROWS accumulators. The terms of `a`,
-// which all lanes share, lie in `tile`, DEPTH of each row at a time; a lane decodes the terms of its own column once for
-// all rows. Rows of a tile past the group's end are computed from zeros and not written.
+// A workgroup computes 8 TILE x 8 TILE outputs of one group, an invocation TILE x TILE of them, STEP terms of the chain
+// at a time. It reads its operands anew for every step: memory is read (TILE + TILE) / TILE^2 times for a product, which
+// TILE = 4 keeps below the cost of the arithmetic, and registers hold no more. The order along the chain makes the bits,
+// not the tile.
 //
-// Constants: RAGGED_CHAIN (the groups divide the chain: Wgrad), FORMAT, MODEL, ACCUMULATE.
-
-const ROWS: u32 = 8u;
-const LANES: u32 = 64u;
-const DEPTH: u32 = 32u;
-
-const PLAIN_F32: u32 = 0u;
-const PLAIN_BF16: u32 = 1u;
-const MXFP8: u32 = 2u;
-const FP8_BLOCK: u32 = 3u;
-
-var<workgroup> tile: array<u32, 256>;
+// Constants: TILE, STEP and the unit's as in mma.wgsl; MODEL (0: a chain of f32 fma); RAGGED_CHAIN (the groups divide the
+// chain: Wgrad); FP8_BLOCKS (e4m3 codes with scales of 128); ACCUMULATE; A_CHAIN_LAST, B_CHAIN_LAST (the chain's
+// dimension is the last in memory); A_QUADS, B_QUADS (rows start at a multiple of four elements).
 
 // What MODEL adds up: f32 bits, or terms of a matrix unit.
-fn word_of(code: u32, scale: u32) -> u32 {
-    if FORMAT == FP8_BLOCK {
+fn word_of(value: u32) -> u32 {
+    if FP8_BLOCKS == 1u {
         if MODEL == 0u {
-            return e4m3_to_f32(code);
+            return e4m3_to_f32(value);
         }
-        return term_from_e4m3(code);
+        return term_from_e4m3(value);
     }
-    var value = code;
-    if FORMAT == MXFP8 {
-        value = bf16_round(f32_mul(e4m3_to_f32(code), ue8m0_to_f32(scale)));
-    }
-    if FORMAT == PLAIN_F32 || MODEL == 0u {
+    if MODEL == 0u {
         return value;
     }
     return term_from_bf16(value >> 16u);
 }
 
-// Element t along the chain of row i of the first factor.
-fn a_word(row: u32, t: u32) -> u32 {
-    let p = given.params;
-    var i = row;
-    var j = t;
-    var scale = 0u;
-    if a_gather_given {
-        if RAGGED_CHAIN == 1u {
-            j = a_gather_at(t);
-        } else {
-            i = a_gather_at(row);
+// Where element t of the chain lies, counted in steps of the chain.
+fn a_place(t: u32) -> u32 {
+    if a_gather_given && RAGGED_CHAIN == 1u {
+        return a_gather_at(t) * given.params.a_chain;
+    }
+    return t * given.params.a_chain;
+}
+
+fn b_place(t: u32) -> u32 {
+    if b_gather_given {
+        return b_gather_at(t) * given.params.b_chain;
+    }
+    return t * given.params.b_chain;
+}
+
+// Terms t.. of the rows that start at `rows`; past the chain's end they are zero.
+fn fill_left(rows: array<u32, TILE>, t: u32, end: u32) {
+    if A_QUADS == 1u && A_CHAIN_LAST == 1u {
+        for (var r = 0u; r < TILE; r += 1u) {
+            for (var i = 0u; i < STEP; i += 4u) {
+                let inside = t + i < end;
+                let quad = a_quad(rows[r] + select(t, t + i, inside));
+                for (var j = 0u; j < 4u; j += 1u) {
+                    left[r][i + j] = select(0u, word_of(quad[j]), inside);
+                }
+            }
+        }
+    } else {
+        for (var i = 0u; i < STEP; i += 1u) {
+            let inside = t + i < end;
+            let place = a_place(select(t, t + i, inside));
+            if A_QUADS == 1u {
+                let quad = a_quad(rows[0] + place);
+                for (var r = 0u; r < TILE; r += 1u) {
+                    left[r][i] = select(0u, word_of(quad[r]), inside);
+                }
+            } else {
+                for (var r = 0u; r < TILE; r += 1u) {
+                    left[r][i] = select(0u, word_of(a_at(rows[r] + place)), inside);
+                }
+            }
         }
     }
-    if FORMAT == MXFP8 {
-        scale = a_scale_at(row * p.a_scale_row + (t / 32u) * p.a_scale_chain);
-    }
-    return word_of(a_at(i * p.a_row + j * p.a_chain), scale);
 }
 
-// Element t along the chain of column j of the second factor.
-fn b_word(group: u32, column: u32, t: u32) -> u32 {
-    let p = given.params;
-    var j = t;
-    var scale = 0u;
-    if b_gather_given {
-        j = b_gather_at(t);
+fn fill_right(columns: array<u32, TILE>, t: u32, end: u32) {
+    if B_QUADS == 1u && B_CHAIN_LAST == 1u {
+        for (var c = 0u; c < TILE; c += 1u) {
+            for (var i = 0u; i < STEP; i += 4u) {
+                let inside = t + i < end;
+                let quad = b_quad(columns[c] + select(t, t + i, inside));
+                for (var j = 0u; j < 4u; j += 1u) {
+                    right[c][i + j] = select(0u, word_of(quad[j]), inside);
+                }
+            }
+        }
+    } else {
+        for (var i = 0u; i < STEP; i += 1u) {
+            let inside = t + i < end;
+            let place = b_place(select(t, t + i, inside));
+            if B_QUADS == 1u {
+                let quad = b_quad(columns[0] + place);
+                for (var c = 0u; c < TILE; c += 1u) {
+                    right[c][i] = select(0u, word_of(quad[c]), inside);
+                }
+            } else {
+                for (var c = 0u; c < TILE; c += 1u) {
+                    right[c][i] = select(0u, word_of(b_at(columns[c] + place)), inside);
+                }
+            }
+        }
     }
-    if FORMAT == MXFP8 {
-        scale = b_scale_at(group * p.b_scale_group + column * p.b_scale_column + (t / 32u) * p.b_scale_chain);
-    }
-    return word_of(b_at(group * p.b_group + column * p.b_column + j * p.b_chain), scale);
 }
 
-// The product of two FP8-block scales; t is the first element of a block.
-fn block_scale(group: u32, row: u32, column: u32, t: u32) -> u32 {
-    let p = given.params;
-    let a_scale = a_scale_at(row * p.a_scale_row + t / 128u);
-    let b_row = column / p.b_scale_columns;
-    return f32_mul(a_scale, b_scale_at(group * p.b_scale_group + b_row * p.b_scale_column + t / 128u));
-}
-
-fn fma_chain(base: u32, column: ptr<function, array<u32, STEP>>, length: u32, start: u32) -> u32 {
+// Inside the chain only: unlike a matrix unit, fma tells a zero term of one sign from none.
+fn fma_step(r: u32, c: u32, length: u32, start: u32) -> u32 {
     var acc = start;
-    for (var i = 0u; i < length; i += 1u) {
-        acc = f32_fma(tile[base + i], (*column)[i], acc);
+    for (var i = 0u; i < STEP; i += 1u) {
+        acc = select(acc, f32_fma(left[r][i], right[c][i], acc), i < length);
     }
     return acc;
+}
+
+// The product of the FP8-block scales of a row and a column for the block that t lies in.
+fn block_scale(group: u32, row: u32, column: u32, t: u32) -> u32 {
+    let p = given.params;
+    let a_scale = a_scale_at(row * p.scale_chain + t / 128u);
+    let b_row = group * p.b_scale_group + column / p.b_scale_columns;
+    return f32_mul(a_scale, b_scale_at(b_row * p.scale_chain + t / 128u));
 }
 
 @compute @workgroup_size(64)
@@ -92,10 +122,10 @@ fn main(
 ) {
     let p = given.params;
     let place = linear(workgroup, workgroups);
-    let column = (place % p.column_tiles) * LANES + lane;
+    let column = ((place % p.column_tiles) * 8u + lane % 8u) * TILE;
 
-    // The group of this tile of rows: the output's rows in Wgrad are the same for each group.
-    var left = place / p.column_tiles;
+    // The group of this tile of rows. In Wgrad every group has the same rows.
+    var tile = place / p.column_tiles;
     var group = 0u;
     var begin = 0u;
     var end = 0u;
@@ -103,84 +133,74 @@ fn main(
         begin = offsets_at(group);
         end = offsets_at(group + 1u);
         let rows = select(end - begin, p.rows, RAGGED_CHAIN == 1u);
-        let tiles = (rows + ROWS - 1u) / ROWS;
-        if left < tiles {
+        let tiles = (rows + 8u * TILE - 1u) / (8u * TILE);
+        if tile < tiles {
             break;
         }
-        left -= tiles;
+        tile -= tiles;
     }
-    if group == p.groups {
-        return;
-    }
-    var first_row = left * ROWS;
+    var row = (tile * 8u + lane / 8u) * TILE;
     var last_row = p.rows;
-    var chain_start = begin;
+    var chain_begin = begin;
     var chain_end = end;
     if RAGGED_CHAIN == 0u {
-        first_row += begin;
+        row += begin;
         last_row = end;
-        chain_start = 0u;
+        chain_begin = 0u;
         chain_end = p.chain;
     }
-    if ACCUMULATE == 1u && chain_start == chain_end {
+    let nothing = ACCUMULATE == 1u && chain_begin == chain_end;
+    if group == p.groups || row >= last_row || column >= p.columns || nothing {
         return;
     }
 
-    // The chain of each row; under FP8 blocks that of the present block, and `total` the sum of the blocks before.
-    var acc: array<u32, ROWS>;
-    var total: array<u32, ROWS>;
-    for (var first = chain_start; first < chain_end; first += DEPTH) {
-        workgroupBarrier();
-        for (var i = lane; i < ROWS * DEPTH; i += LANES) {
-            let row = first_row + i / DEPTH;
-            let t = first + i % DEPTH;
-            var word = 0u;
-            if row < last_row && t < chain_end {
-                word = a_word(row, t);
-            }
-            tile[i] = word;
+    // Rows past the last repeat it, and are not written.
+    var rows: array<u32, TILE>;
+    var columns: array<u32, TILE>;
+    for (var i = 0u; i < TILE; i += 1u) {
+        var r = min(row + i, last_row - 1u);
+        if a_gather_given && RAGGED_CHAIN == 0u {
+            r = a_gather_at(r);
         }
-        workgroupBarrier();
-        for (var s = 0u; s < DEPTH && first + s < chain_end; s += STEP) {
-            var mine: array<u32, STEP>;
-            let length = min(STEP, chain_end - first - s);
-            for (var i = 0u; i < STEP; i += 1u) {
-                var word = 0u;
-                if column < p.columns && i < length {
-                    word = b_word(group, column, first + s + i);
-                }
-                mine[i] = word;
-            }
-            for (var r = 0u; r < ROWS; r += 1u) {
-                if MODEL == 0u || FORMAT == PLAIN_F32 {
-                    acc[r] = fma_chain(r * DEPTH + s, &mine, length, acc[r]);
+        rows[i] = r * p.a_row;
+        columns[i] = group * p.b_group + min(column + i, p.columns - 1u) * p.b_column;
+    }
+
+    // Under FP8 blocks `acc` is the chain of the present block, and `total` the sum of those before.
+    var acc: array<array<u32, TILE>, TILE>;
+    var total: array<array<u32, TILE>, TILE>;
+    for (var t = chain_begin; t < chain_end; t += STEP) {
+        fill_left(rows, t, chain_end);
+        fill_right(columns, t, chain_end);
+        let last = (t + STEP - chain_begin) % 128u == 0u || t + STEP >= chain_end;
+        for (var r = 0u; r < TILE; r += 1u) {
+            for (var c = 0u; c < TILE; c += 1u) {
+                if MODEL == 0u {
+                    acc[r][c] = fma_step(r, c, chain_end - t, acc[r][c]);
                 } else {
-                    acc[r] = mma_step(r * DEPTH + s, &mine, acc[r]);
+                    acc[r][c] = mma_step(r, c, acc[r][c]);
                 }
             }
         }
-        if FORMAT == FP8_BLOCK {
-            let done = first + DEPTH - chain_start;
-            if done % 128u == 0u || first + DEPTH >= chain_end {
-                let block = first - first % 128u;
-                for (var r = 0u; r < ROWS; r += 1u) {
-                    if first_row + r < last_row && column < p.columns {
-                        total[r] = f32_fma(acc[r], block_scale(group, first_row + r, column, block), total[r]);
-                    }
-                    acc[r] = 0u;
+        if FP8_BLOCKS == 1u && last {
+            for (var r = 0u; r < TILE; r += 1u) {
+                for (var c = 0u; c < TILE; c += 1u) {
+                    let scale = block_scale(group, min(row + r, last_row - 1u), min(column + c, p.columns - 1u), t);
+                    total[r][c] = f32_fma(acc[r][c], scale, total[r][c]);
+                    acc[r][c] = 0u;
                 }
             }
         }
     }
 
-    for (var r = 0u; r < ROWS; r += 1u) {
-        let row = first_row + r;
-        if row < last_row && column < p.columns {
-            let result = select(acc[r], total[r], FORMAT == FP8_BLOCK);
-            let i = (group * p.out_group + row) * p.columns + column;
-            if ACCUMULATE == 1u {
-                out_set(i, f32_add(out_at(i), result));
-            } else {
+    for (var r = 0u; r < TILE; r += 1u) {
+        for (var c = 0u; c < TILE; c += 1u) {
+            if row + r < last_row && column + c < p.columns {
+                let i = (group * p.out_group + row + r) * p.columns + column + c;
+                var result = select(acc[r][c], total[r][c], FP8_BLOCKS == 1u);
+                if ACCUMULATE == 1u {
+                    result = f32_add(out_at(i), result);
+                }
                 out_set(i, result);
             }
         }

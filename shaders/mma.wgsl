@@ -8,7 +8,12 @@
 // SPECIAL. So a product with a zero has a sum below 1024, and one with a special factor a sum from SPECIAL on.
 
 // Constants of the unit, given by the dispatch: STEP products in a step, FRACTION_BITS kept below the exponent of the
-// largest term, RESULT_BITS in the fraction of a result.
+// largest term, RESULT_BITS in the fraction of a result. An invocation has TILE x TILE outputs: `left` holds STEP terms of
+// each of its rows, `right` of each of its columns. Every index into them is a constant once loops are unrolled, so they
+// are registers.
+
+var<private> left: array<array<u32, STEP>, TILE>;
+var<private> right: array<array<u32, STEP>, TILE>;
 
 const SPECIAL: u32 = 2047u;
 // A product's exponent sum less that of its value.
@@ -33,16 +38,16 @@ fn term_from_e4m3(code: u32) -> u32 {
     return select(((code & 0x80u) << 24u) | (exponent << 17u) | sig, 0u, sig == 0u);
 }
 
-// The accumulator plus the products of STEP terms of `tile` from `base` on with those of `column`.
-fn mma_step(base: u32, column: ptr<function, array<u32, STEP>>, acc: u32) -> u32 {
+// The accumulator of row r and column c plus the products of their terms.
+fn mma_step(r: u32, c: u32, acc: u32) -> u32 {
     var top = 0u;
     for (var i = 0u; i < STEP; i += 1u) {
-        top = max(top, (tile[base + i] + (*column)[i]) << 1u);
+        top = max(top, (left[r][i] + right[c][i]) << 1u);
     }
     let acc_magnitude = acc & MAGNITUDE;
     let acc_field = acc_magnitude >> 23u;
     if (top >> 18u) >= SPECIAL || acc_field == 255u {
-        return mma_special(base, column, acc);
+        return mma_special(r, c, acc);
     }
     // The accumulator's exponent on the scale of the sums.
     let acc_exponent = select(max(acc_field, 1u) + 1151u, 0u, acc_magnitude == 0u);
@@ -50,8 +55,8 @@ fn mma_step(base: u32, column: ptr<function, array<u32, STEP>>, acc: u32) -> u32
 
     var sum = 0;
     for (var i = 0u; i < STEP; i += 1u) {
-        let x = tile[base + i];
-        let y = (*column)[i];
+        let x = left[r][i];
+        let y = right[c][i];
         let both = x + y;
         // The product of the significands at bit 30 has 29 fraction bits, and nothing is left of it after 31 places.
         let down = min(29u - FRACTION_BITS + largest - exponent_of(both), 31u);
@@ -81,13 +86,13 @@ fn mma_step(base: u32, column: ptr<function, array<u32, STEP>>, acc: u32) -> u32
 }
 
 // The same with an infinity or a NaN among the terms.
-fn mma_special(base: u32, column: ptr<function, array<u32, STEP>>, acc: u32) -> u32 {
+fn mma_special(r: u32, c: u32, acc: u32) -> u32 {
     var nan = is_nan(acc);
     var positive = acc == INF;
     var negative = acc == (SIGN | INF);
     for (var i = 0u; i < STEP; i += 1u) {
-        let x = tile[base + i];
-        let y = (*column)[i];
+        let x = left[r][i];
+        let y = right[c][i];
         let x_special = exponent_of(x) == SPECIAL;
         let y_special = exponent_of(y) == SPECIAL;
         if x_special || y_special {

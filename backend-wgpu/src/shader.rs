@@ -1,8 +1,9 @@
 //! From a shader's file to a compiled pipeline: the declarations that every shader shares are written here, so that a
 //! struct or a binding is declared once.
 //!
-//! A binding `x` becomes `x_at(i)`: the bits of element i as f32 for a float tensor, else the integer; and `x_set(i, v)`
-//! if it is written, with one rounding for bf16. Elements smaller than a word share words between invocations, so they
+//! A binding `x` becomes `x_at(i)`: the bits of element i as f32 for a float tensor, else the integer; `x_quad(i)` if it
+//! is only read: elements i to i + 3, where i counts from the start of the buffer in fours; and `x_set(i, v)` if it is
+//! written, with one rounding for bf16. Elements smaller than a word share words between invocations, so they
 //! are written with an atomic exclusive-or of the bits to change; nobody else changes those bits.
 
 use std::fmt::Write;
@@ -192,6 +193,17 @@ fn declare(text: &mut String, binding: Binding, dtype: DType, slot: usize, offse
         };
         let _ = writeln!(text, "fn {name}_at(i: u32) -> u32 {{\n    let at = i + {offset};\n    return {value};\n}}");
     }
+    if access == Access::Read {
+        let quad = match dtype.size() {
+            4 => format!("vec4<u32>({name}[at], {name}[at + 1u], {name}[at + 2u], {name}[at + 3u])"),
+            2 => format!(
+                "(vec2<u32>({name}[at >> 1u], {name}[(at >> 1u) + 1u]).xxyy << vec4<u32>(16u, 0u, 16u, 0u)) \
+                 & vec4<u32>(0xFFFF0000u)"
+            ),
+            _ => format!("(vec4<u32>({name}[at >> 2u]) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(0xFFu)"),
+        };
+        let _ = writeln!(text, "fn {name}_quad(i: u32) -> vec4<u32> {{\n    let at = i + {offset};\n    return {quad};\n}}");
+    }
     if access != Access::Read {
         let body = match dtype.size() {
             4 => format!("    {name}[at] = value;"),
@@ -217,6 +229,9 @@ fn declare_absent(text: &mut String, binding: Binding) {
     let name = binding.name;
     if binding.access != Access::Write {
         let _ = writeln!(text, "fn {name}_at(i: u32) -> u32 {{\n    return 0u;\n}}");
+    }
+    if binding.access == Access::Read {
+        let _ = writeln!(text, "fn {name}_quad(i: u32) -> vec4<u32> {{\n    return vec4<u32>(0u);\n}}");
     }
     if binding.access != Access::Read {
         let _ = writeln!(text, "fn {name}_set(i: u32, value: u32) {{\n}}");

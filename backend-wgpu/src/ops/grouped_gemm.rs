@@ -1,14 +1,19 @@
 //! Matrix products over ragged groups of rows: the operands as strides.
 
+use std::borrow::Cow;
+
 use dropless_core::numerics::mma::Tensorcore;
 use dropless_core::ops::{Checked, Extents, GemmKind, GroupedGemm, Operand};
 use dropless_core::{DType, NumericModel, Result, Tensor};
 
+use super::mxfp8_dequantize;
 use crate::dispatch::{Dispatch, Stream, word};
 use crate::shader::{Binding, FLOAT, FORMATS, MMA, PRELUDE, Shader, U32, params};
 
-/// Outputs of a workgroup, as in the shader.
-const TILE: [usize; 2] = [8, 64];
+/// Rows and columns of outputs of one invocation of the shader, with a matrix unit and without.
+const TILE: [usize; 2] = [4, 2];
+/// Invocations of a workgroup along rows and along columns.
+const SIDE: usize = 8;
 
 params!(
     /// Extents, and the distances between neighbours in memory, in elements.
@@ -21,14 +26,11 @@ params!(
         out_group,
         a_row,
         a_chain,
-        a_scale_row,
-        a_scale_chain,
         b_group,
         b_column,
         b_chain,
+        scale_chain,
         b_scale_group,
-        b_scale_column,
-        b_scale_chain,
         b_scale_columns,
     }
 );
@@ -40,85 +42,95 @@ pub(crate) static GROUPED_GEMM: Shader = Shader {
     bindings: &[
         Binding::read("a", &[DType::F32, DType::Bf16, DType::E4m3]),
         Binding::read("a_gather", U32).optional(),
-        Binding::read("a_scale", &[DType::F32, DType::Ue8m0]).optional(),
+        Binding::read("a_scale", &[DType::F32]).optional(),
         Binding::read("b", &[DType::F32, DType::Bf16, DType::E4m3]),
         Binding::read("b_gather", U32).optional(),
-        Binding::read("b_scale", &[DType::F32, DType::Ue8m0]).optional(),
+        Binding::read("b_scale", &[DType::F32]).optional(),
         Binding::read("offsets", U32),
         Binding::in_place("out", FLOAT),
     ],
-    constants: &["RAGGED_CHAIN", "FORMAT", "MODEL", "ACCUMULATE", "STEP", "FRACTION_BITS", "RESULT_BITS"],
+    constants: &[
+        "TILE",
+        "STEP",
+        "FRACTION_BITS",
+        "RESULT_BITS",
+        "MODEL",
+        "RAGGED_CHAIN",
+        "FP8_BLOCKS",
+        "ACCUMULATE",
+        "A_CHAIN_LAST",
+        "B_CHAIN_LAST",
+        "A_QUADS",
+        "B_QUADS",
+    ],
 };
 
-/// The elements of an operand, its row indices, and its scales.
-type Parts<'a> = (&'a Tensor, Option<&'a Tensor>, Option<&'a Tensor>);
-
-fn parts<'a>(operand: Operand<'a>) -> Parts<'a> {
-    match operand {
-        Operand::Plain { values, gather } => (values, gather, None),
-        Operand::Mxfp8 { codes, scales } => (codes, None, Some(scales)),
-        Operand::Fp8Block { codes, scale_inv } => (codes, None, Some(scale_inv)),
-    }
+/// An operand as the shader takes it.
+struct Factor<'a> {
+    elements: Cow<'a, Tensor>,
+    gather: Option<&'a Tensor>,
+    scale_inv: Option<&'a Tensor>,
+    /// Whether the chain's dimension is the last in memory.
+    chain_last: bool,
 }
 
-/// How the shader reads both operands; the values are its constants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    F32 = 0,
-    Bf16 = 1,
-    Mxfp8 = 2,
-    Fp8Block = 3,
-}
-
-impl Format {
-    fn of(operand: Operand<'_>) -> Format {
-        match operand {
-            Operand::Plain { values, .. } if values.dtype() == DType::F32 => Format::F32,
-            Operand::Plain { .. } => Format::Bf16,
-            Operand::Mxfp8 { .. } => Format::Mxfp8,
-            Operand::Fp8Block { .. } => Format::Fp8Block,
-        }
+impl<'a> Factor<'a> {
+    /// `chain_last`: as a plain operand stores it.
+    fn of(stream: &Stream, operand: Operand<'a>, chain_last: bool) -> Result<Factor<'a>> {
+        Ok(match operand {
+            Operand::Plain { values, gather } => {
+                Factor { elements: Cow::Borrowed(values), gather, scale_inv: None, chain_last }
+            }
+            Operand::Mxfp8 { codes, scales } => {
+                let values = mxfp8_dequantize::run(stream, codes, scales, !chain_last)?;
+                Factor { elements: Cow::Owned(values), gather: None, scale_inv: None, chain_last }
+            }
+            Operand::Fp8Block { codes, scale_inv } => Factor {
+                elements: Cow::Borrowed(codes),
+                gather: None,
+                scale_inv: Some(scale_inv),
+                chain_last: true,
+            },
+        })
     }
 
-    /// The matrix unit that multiplies it, if the model has one.
-    fn unit(self, model: NumericModel) -> Option<Tensorcore> {
-        match self {
-            Format::F32 => None,
-            Format::Bf16 | Format::Mxfp8 => Tensorcore::of_bf16(model),
-            Format::Fp8Block => Tensorcore::of_e4m3(model),
-        }
+    /// Distances in memory from row to row, and along the chain.
+    fn strides(&self, rows: usize, chain: usize) -> [usize; 2] {
+        if self.chain_last { [chain, 1] } else { [1, rows] }
     }
-}
 
-/// Distances in memory of a factor: from row to row, and along the chain.
-fn strides(rows: usize, chain: usize, chain_last: bool) -> [usize; 2] {
-    if chain_last { [chain, 1] } else { [1, rows] }
+    /// Whether rows in memory start at a multiple of four elements.
+    fn quads(&self, strides: [usize; 2]) -> bool {
+        self.elements.offset().is_multiple_of(4) && strides.into_iter().max().is_some_and(|row| row.is_multiple_of(4))
+    }
 }
 
 pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: NumericModel) -> Result<()> {
     let Extents { groups, rows: tokens, n, k } = op.extents();
-    let format = Format::of(op.a);
     let wgrad = op.kind == GemmKind::Wgrad;
-    // Rows of each factor, the chain, and whether it is the last dimension of a and of b.
-    let (rows, columns, chain, mut a_last, mut b_last) = match op.kind {
+    // Rows of each factor and the chain, and whether it is the last dimension of plain operands.
+    let (rows, columns, chain, a_last, b_last) = match op.kind {
         GemmKind::Forward => (tokens, n, k, true, true),
         GemmKind::Dgrad => (tokens, k, n, true, false),
         GemmKind::Wgrad => (n, k, tokens, false, false),
     };
-    if format == Format::Fp8Block {
-        (a_last, b_last) = (true, true);
-    }
-    let [a_row, a_chain] = strides(rows, chain, a_last);
-    let [b_column, b_chain] = strides(columns, chain, b_last);
-    let block = if format == Format::Fp8Block { 128 } else { 32 };
-    let blocks = chain.div_ceil(block);
+    let fp8 = matches!(op.a, Operand::Fp8Block { .. });
+    let a = Factor::of(stream, op.a, a_last)?;
+    let b = Factor::of(stream, op.b, b_last)?;
+    let unit = match a.elements.dtype() {
+        DType::F32 => None,
+        DType::Bf16 => Tensorcore::of_bf16(model),
+        _ => Tensorcore::of_e4m3(model),
+    };
+    let tile = TILE[usize::from(unit.is_none())];
+    let (a_strides, b_strides) = (a.strides(rows, chain), b.strides(columns, chain));
     // A weight's FP8 scales also span 128 of its rows.
-    let b_scale_columns = if format == Format::Fp8Block && !wgrad { 128 } else { 1 };
-    let b_scale_rows = columns.div_ceil(b_scale_columns);
-    let [a_scale_row, a_scale_chain] = strides(rows, blocks, a_last);
-    let [b_scale_column, b_scale_chain] = strides(b_scale_rows, blocks, b_last);
-    let column_tiles = columns.div_ceil(TILE[1]);
-    let row_tiles = if wgrad { groups * rows.div_ceil(TILE[0]) } else { rows.div_ceil(TILE[0]) + groups };
+    let b_scale_columns = if wgrad { 1 } else { 128 };
+    let column_tiles = columns.div_ceil(SIDE * tile);
+    let row_tiles = rows.div_ceil(SIDE * tile);
+    // The shader finds the group of each tile of rows.
+    let row_tiles = if wgrad { groups * row_tiles } else { groups + row_tiles };
+    let per_group = |extent: usize| if wgrad { 0 } else { word(extent) };
 
     let params = Params {
         groups: word(groups),
@@ -127,32 +139,49 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
         chain: word(chain),
         column_tiles: word(column_tiles),
         out_group: if wgrad { word(rows) } else { 0 },
-        a_row: word(a_row),
-        a_chain: word(a_chain),
-        a_scale_row: word(a_scale_row),
-        a_scale_chain: word(a_scale_chain),
-        b_group: if wgrad { 0 } else { word(columns * chain) },
-        b_column: word(b_column),
-        b_chain: word(b_chain),
-        b_scale_group: if wgrad { 0 } else { word(b_scale_rows * blocks) },
-        b_scale_column: word(b_scale_column),
-        b_scale_chain: word(b_scale_chain),
+        a_row: word(a_strides[0]),
+        a_chain: word(a_strides[1]),
+        b_group: per_group(columns * chain),
+        b_column: word(b_strides[0]),
+        b_chain: word(b_strides[1]),
+        scale_chain: word(chain.div_ceil(128)),
+        b_scale_group: per_group(columns.div_ceil(b_scale_columns)),
         b_scale_columns: word(b_scale_columns),
     };
-    let unit = format.unit(model);
-    let Tensorcore { step, fraction_bits, result_bits } = unit.unwrap_or(Tensorcore::HOPPER_BF16);
+    let model = u32::from(unit.is_some());
+    // A chain of f32 fma needs no lookahead.
+    let f32_chain = Tensorcore { step: 1, fraction_bits: 0, result_bits: 0 };
+    let Tensorcore { step, fraction_bits, result_bits } = unit.unwrap_or(f32_chain);
+    let quads = |factor: &Factor<'_>, strides| u32::from(unit.is_some() && factor.quads(strides));
     let constants = [
-        u32::from(wgrad),
-        format as u32,
-        u32::from(unit.is_some()),
-        u32::from(op.accumulate),
+        word(tile),
         word(step),
         fraction_bits.cast_unsigned(),
         result_bits.cast_unsigned(),
+        model,
+        u32::from(wgrad),
+        u32::from(fp8),
+        u32::from(op.accumulate),
+        u32::from(a.chain_last),
+        u32::from(b.chain_last),
+        quads(&a, a_strides),
+        quads(&b, b_strides),
     ];
-    let ((a, a_gather, a_scale), (b, b_gather, b_scale)) = (parts(op.a), parts(op.b));
-    let tensors = [Some(a), a_gather, a_scale, Some(b), b_gather, b_scale, Some(op.offsets), Some(op.out)];
-    // Row tiles times column tiles; the shader finds the group of each.
-    let workgroups = row_tiles as u64 * column_tiles as u64;
-    stream.dispatch(Dispatch { shader: &GROUPED_GEMM, tensors: &tensors, constants: &constants, params: params.words(), workgroups })
+    let tensors = [
+        Some(&*a.elements),
+        a.gather,
+        a.scale_inv,
+        Some(&*b.elements),
+        b.gather,
+        b.scale_inv,
+        Some(op.offsets),
+        Some(op.out),
+    ];
+    stream.dispatch(Dispatch {
+        shader: &GROUPED_GEMM,
+        tensors: &tensors,
+        constants: &constants,
+        params: params.words(),
+        workgroups: row_tiles as u64 * column_tiles as u64,
+    })
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod copy;
 pub(crate) mod grouped_gemm;
+pub(crate) mod mxfp8_dequantize;
 #[cfg(test)]
 mod shaders_test;
 
@@ -10,4 +11,4 @@ use crate::shader::Shader;
 
 /// Every shader of the backend.
 #[cfg(test)]
-pub(crate) const ALL: &[&Shader] = &[&copy::COPY, &grouped_gemm::GROUPED_GEMM];
+pub(crate) const ALL: &[&Shader] = &[&copy::COPY, &grouped_gemm::GROUPED_GEMM, &mxfp8_dequantize::MXFP8_DEQUANTIZE];

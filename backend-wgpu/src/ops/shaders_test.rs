@@ -21,8 +21,8 @@ fn variants(shader: &'static Shader) -> Vec<Variant> {
             types
         }));
     }
-    // 16 is a size of arrays as well as a number of bits below 32.
-    let constants = [1, 16].map(|value| vec![value; shader.constants.len()]);
+    // 4 is a size of arrays as well as a number of bits.
+    let constants = [1, 4].map(|value| vec![value; shader.constants.len()]);
     let with = |types: &Vec<Option<DType>>| {
         constants.clone().map(|constants| Variant { shader, types: types.clone(), constants })
     };
