@@ -10,7 +10,7 @@ use dropless_core::{Backend, Caps, Checked, DType, Error, Event, Memory, Numeric
 
 use crate::device::Gpu;
 use crate::dispatch::Stream;
-use crate::ops::{copy, grouped_gemm};
+use crate::ops::{copy, grouped_gemm, map};
 use crate::{BACKEND, adapter, buffer, collective, host_memory};
 
 /// How a [`Wgpu`] is opened.
@@ -262,7 +262,7 @@ impl Backend for Wgpu {
         not_yet("attention")
     }
 
-    fn map(&self, _op: &Checked<Map<'_>>) -> Result<()> {
-        not_yet("map")
+    fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {
+        map::run(&self.stream, op)
     }
 }

@@ -37,6 +37,7 @@ pub(crate) struct Binding {
 }
 
 pub(crate) const FLOAT: &[DType] = &[DType::F32, DType::Bf16];
+pub(crate) const F32: &[DType] = &[DType::F32];
 pub(crate) const U32: &[DType] = &[DType::U32];
 
 impl Binding {
@@ -76,6 +77,9 @@ pub(crate) const PRELUDE: &str = include_str!("../../shaders/prelude.wgsl");
 pub(crate) const FORMATS: &str = include_str!("../../shaders/formats.wgsl");
 pub(crate) const MMA: &str = include_str!("../../shaders/mma.wgsl");
 pub(crate) const MATH: &str = include_str!("../../shaders/math.wgsl");
+pub(crate) const ROTATE: &str = include_str!("../../shaders/rotate.wgsl");
+pub(crate) const ROW: &str = include_str!("../../shaders/row.wgsl");
+pub(crate) const TREE: &str = include_str!("../../shaders/tree.wgsl");
 
 /// A shader with its element types and constants: what a pipeline is compiled from.
 #[derive(Clone, Debug)]

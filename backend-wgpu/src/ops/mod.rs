@@ -2,13 +2,38 @@
 
 pub(crate) mod copy;
 pub(crate) mod grouped_gemm;
+pub(crate) mod map;
 pub(crate) mod mxfp8_dequantize;
 #[cfg(test)]
 mod shaders_test;
 
-#[cfg(test)]
-use crate::shader::Shader;
-
 /// Every shader of the backend.
 #[cfg(test)]
-pub(crate) const ALL: &[&Shader] = &[&copy::COPY, &grouped_gemm::GROUPED_GEMM, &mxfp8_dequantize::MXFP8_DEQUANTIZE];
+pub(crate) static ALL: &[&crate::shader::Shader] = &[
+    &copy::COPY,
+    &grouped_gemm::GROUPED_GEMM,
+    &map::elementwise::ADD,
+    &map::elementwise::CAST,
+    &map::elementwise::COPY_COLUMNS,
+    &map::elementwise::FILL,
+    &map::loss::CROSS_ENTROPY,
+    &map::norm::RMS_NORM,
+    &map::norm::RMS_NORM_GRAD,
+    &map::norm::RMS_NORM_GRAD_WEIGHT,
+    &map::optimizer::ADAMW,
+    &map::optimizer::BIAS_UPDATE,
+    &map::optimizer::CLIP_SCALE,
+    &map::reduce::SUM_ROWS,
+    &map::reduce::SUM_SQUARES,
+    &map::reduce::TREE_SUM,
+    &map::rotary::MLA_KEY_VALUE,
+    &map::rotary::MLA_KEY_VALUE_GRAD,
+    &map::rotary::MLA_QUERY,
+    &map::rotary::ROTARY,
+    &map::rows::COMBINE,
+    &map::rows::EMBEDDING_GRAD,
+    &map::rows::GATHER_ROWS,
+    &map::swiglu::SWIGLU,
+    &map::swiglu::SWIGLU_GRAD,
+    &mxfp8_dequantize::MXFP8_DEQUANTIZE,
+];

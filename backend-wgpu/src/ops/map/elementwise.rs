@@ -1,0 +1,98 @@
+//! Copies, conversions and sums of whole tensors.
+
+use dropless_core::ops::{Add, Cast, CopyColumns, Fill};
+use dropless_core::{DType, Result};
+
+use super::elements;
+use crate::dispatch::{Stream, word};
+use crate::shader::{Binding, FLOAT, FORMATS, PRELUDE, Shader, params};
+
+params!(
+    /// Extents.
+    Elements { elements }
+);
+
+pub(crate) static CAST: Shader = Shader {
+    name: "cast",
+    files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/cast.wgsl")],
+    params: Elements::DECLARATION,
+    bindings: &[
+        Binding::read("x", FLOAT),
+        Binding::write("out", FLOAT),
+    ],
+    constants: &[],
+};
+
+pub(crate) static ADD: Shader = Shader {
+    name: "add",
+    files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/add.wgsl")],
+    params: Elements::DECLARATION,
+    bindings: &[
+        Binding::read("a", FLOAT),
+        Binding::read("b", FLOAT),
+        Binding::read("c", FLOAT).optional(),
+        Binding::write("out", FLOAT),
+    ],
+    constants: &[],
+};
+
+params!(
+    /// `value`: the bits of an f32.
+    FillParams { elements, value }
+);
+
+pub(crate) static FILL: Shader = Shader {
+    name: "fill",
+    files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/fill.wgsl")],
+    params: FillParams::DECLARATION,
+    bindings: &[
+        Binding::write("out", &[DType::F32, DType::Bf16, DType::U32, DType::E4m3, DType::Ue8m0, DType::E2m1x2]),
+    ],
+    constants: &[],
+};
+
+params!(
+    /// Extents; `elements`: rows times `width`.
+    CopyColumnsParams { elements, width, x_columns, x_column, out_columns, out_column }
+);
+
+pub(crate) static COPY_COLUMNS: Shader = Shader {
+    name: "copy_columns",
+    files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/copy_columns.wgsl")],
+    params: CopyColumnsParams::DECLARATION,
+    bindings: &[
+        Binding::read("x", &[DType::F32, DType::Bf16, DType::U32]),
+        Binding::write("out", &[DType::F32, DType::Bf16, DType::U32]),
+    ],
+    constants: &[],
+};
+
+pub(super) fn cast(stream: &Stream, op: &Cast<'_>) -> Result<()> {
+    let count = op.out.len();
+    elements(stream, &CAST, &[Some(op.x), Some(op.out)], Elements { elements: word(count) }.words(), count)
+}
+
+pub(super) fn add(stream: &Stream, op: &Add<'_>) -> Result<()> {
+    let count = op.out.len();
+    let tensors = [Some(op.a), Some(op.b), op.c, Some(op.out)];
+    elements(stream, &ADD, &tensors, Elements { elements: word(count) }.words(), count)
+}
+
+pub(super) fn fill(stream: &Stream, op: &Fill<'_>) -> Result<()> {
+    let count = op.out.len();
+    let params = FillParams { elements: word(count), value: op.value.to_bits() };
+    elements(stream, &FILL, &[Some(op.out)], params.words(), count)
+}
+
+pub(super) fn copy_columns(stream: &Stream, op: &CopyColumns<'_>) -> Result<()> {
+    let count = op.x.rows() * op.width;
+    let params = CopyColumnsParams {
+        elements: word(count),
+        width: word(op.width),
+        x_columns: word(op.x.cols()),
+        x_column: word(op.x_column),
+        out_columns: word(op.out.cols()),
+        out_column: word(op.out_column),
+    };
+    elements(stream, &COPY_COLUMNS, &[Some(op.x), Some(op.out)], params.words(), count)
+}

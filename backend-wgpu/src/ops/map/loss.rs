@@ -1,0 +1,34 @@
+//! Cross-entropy of the next token, with its gradient.
+
+use dropless_core::Result;
+use dropless_core::ops::CrossEntropy;
+
+use super::rows;
+use crate::dispatch::{Stream, word};
+use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, PRELUDE, ROW, Shader, U32, params};
+
+params!(
+    /// Tokens and vocabulary.
+    Params { rows, columns }
+);
+
+pub(crate) static CROSS_ENTROPY: Shader = Shader {
+    name: "cross_entropy",
+    files: &[PRELUDE, FORMATS, MATH, ROW, include_str!("../../../../shaders/cross_entropy.wgsl")],
+    params: Params::DECLARATION,
+    bindings: &[
+        Binding::read("logits", FLOAT),
+        Binding::read("targets", U32),
+        Binding::read("scale", F32),
+        Binding::write("loss", F32),
+        Binding::write("d_logits", FLOAT).optional(),
+    ],
+    constants: &[],
+};
+
+pub(super) fn cross_entropy(stream: &Stream, op: &CrossEntropy<'_>) -> Result<()> {
+    let tokens = op.logits.rows();
+    let params = Params { rows: word(tokens), columns: word(op.logits.cols()) };
+    let tensors = [Some(op.logits), Some(op.targets), Some(op.scale), Some(op.loss), op.d_logits];
+    rows(stream, &CROSS_ENTROPY, &tensors, params.words(), tokens)
+}

@@ -1,0 +1,87 @@
+//! Gradient norm, AdamW, and the update of the selection bias.
+
+use dropless_core::ops::{AdamW, BiasUpdate, ClipScale};
+use dropless_core::{DType, Result};
+
+use super::elements;
+use crate::dispatch::{Stream, word};
+use crate::shader::{Binding, F32, FORMATS, PRELUDE, Shader, U32, params};
+
+params!(
+    /// `rest1`, `rest2`: 1 - beta. All but `elements` are the bits of f32.
+    AdamWParams { elements, beta1, rest1, beta2, rest2, eps, decay }
+);
+
+pub(crate) static ADAMW: Shader = Shader {
+    name: "adamw",
+    files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/adamw.wgsl")],
+    params: AdamWParams::DECLARATION,
+    bindings: &[
+        Binding::read("grad", F32),
+        Binding::read("clip", F32),
+        Binding::read("step", F32),
+        Binding::in_place("param", F32),
+        Binding::in_place("m", F32),
+        Binding::in_place("v", F32),
+        Binding::write("half", &[DType::Bf16]).optional(),
+    ],
+    constants: &[],
+};
+
+params!(
+    /// `elements` is 1; `max_norm`: the bits of an f32.
+    ClipScaleParams { elements, squares, max_norm }
+);
+
+pub(crate) static CLIP_SCALE: Shader = Shader {
+    name: "clip_scale",
+    files: &[PRELUDE, include_str!("../../../../shaders/clip_scale.wgsl")],
+    params: ClipScaleParams::DECLARATION,
+    bindings: &[
+        Binding::read("squares", F32),
+        Binding::write("out", F32),
+    ],
+    constants: &[],
+};
+
+params!(
+    /// `elements`: the experts; `rate`: the bits of an f32.
+    BiasUpdateParams { elements, parts, rate }
+);
+
+pub(crate) static BIAS_UPDATE: Shader = Shader {
+    name: "bias_update",
+    files: &[PRELUDE, include_str!("../../../../shaders/bias_update.wgsl")],
+    params: BiasUpdateParams::DECLARATION,
+    bindings: &[
+        Binding::read("counts", U32),
+        Binding::in_place("bias", F32),
+    ],
+    constants: &[],
+};
+
+pub(super) fn adamw(stream: &Stream, op: &AdamW<'_>) -> Result<()> {
+    let count = op.param.len();
+    let params = AdamWParams {
+        elements: word(count),
+        beta1: op.beta1.to_bits(),
+        rest1: (1.0 - op.beta1).to_bits(),
+        beta2: op.beta2.to_bits(),
+        rest2: (1.0 - op.beta2).to_bits(),
+        eps: op.eps.to_bits(),
+        decay: op.decay.to_bits(),
+    };
+    let tensors = [Some(op.grad), Some(op.clip), Some(op.step), Some(op.param), Some(op.m), Some(op.v), op.half];
+    elements(stream, &ADAMW, &tensors, params.words(), count)
+}
+
+pub(super) fn clip_scale(stream: &Stream, op: &ClipScale<'_>) -> Result<()> {
+    let params = ClipScaleParams { elements: 1, squares: word(op.squares.len()), max_norm: op.max_norm.to_bits() };
+    elements(stream, &CLIP_SCALE, &[Some(op.squares), Some(op.out)], params.words(), 1)
+}
+
+pub(super) fn bias_update(stream: &Stream, op: &BiasUpdate<'_>) -> Result<()> {
+    let experts = op.bias.len();
+    let params = BiasUpdateParams { elements: word(experts), parts: word(op.counts.rows()), rate: op.rate.to_bits() };
+    elements(stream, &BIAS_UPDATE, &[Some(op.counts), Some(op.bias)], params.words(), experts)
+}

@@ -1,0 +1,41 @@
+// The selection bias after a step: NUMERICS.md, "Routing". Exact, in 64-bit integers: .x is the low word.
+
+fn plus(a: vec2<u32>, b: u32) -> vec2<u32> {
+    let low = a.x + b;
+    return vec2<u32>(low, a.y + select(0u, 1u, low < b));
+}
+
+fn product64(a: u32, b: u32) -> vec2<u32> {
+    let low = (a & 0xFFFFu) * (b & 0xFFFFu);
+    let first = (a >> 16u) * (b & 0xFFFFu) + (low >> 16u);
+    let second = (a & 0xFFFFu) * (b >> 16u) + (first & 0xFFFFu);
+    return vec2<u32>((second << 16u) | (low & 0xFFFFu), (a >> 16u) * (b >> 16u) + (first >> 16u) + (second >> 16u));
+}
+
+@compute @workgroup_size(64)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let p = given.params;
+    let i = linear(group, groups) * 64u + lane;
+    if i >= p.elements {
+        return;
+    }
+    var count = vec2<u32>(0u);
+    var total = vec2<u32>(0u);
+    for (var part = 0u; part < p.parts; part += 1u) {
+        count = plus(count, counts_at(part * p.elements + i));
+        for (var expert = 0u; expert < p.elements; expert += 1u) {
+            total = plus(total, counts_at(part * p.elements + expert));
+        }
+    }
+    // Both are at most 2^32 times the number of parts, so the product fits.
+    var scaled = product64(count.x, p.elements);
+    scaled.y += count.y * p.elements;
+    let less = scaled.y < total.y || (scaled.y == total.y && scaled.x < total.x);
+    let change = select(p.rate, f32_neg(p.rate), !less);
+    let bias = bias_at(i);
+    bias_set(i, select(f32_add(bias, change), bias, all(scaled == total)));
+}

@@ -1,0 +1,15 @@
+// Conversion between float types: NUMERICS.md, "Row-wise ops".
+
+@compute @workgroup_size(64)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let p = given.params;
+    let i = linear(group, groups) * 64u + lane;
+    if i >= p.elements {
+        return;
+    }
+    out_set(i, x_at(i));
+}

@@ -1,0 +1,50 @@
+// Cross-entropy and its gradient: NUMERICS.md, "Row-wise ops". A workgroup has a token.
+
+@compute @workgroup_size(32)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let p = given.params;
+    let row = linear(group, groups);
+    if row >= p.rows {
+        return;
+    }
+    let target_id = targets_at(row);
+    let base = row * p.columns;
+    if target_id == 0xFFFFFFFFu {
+        if lane == 0u {
+            loss_set(row, 0u);
+        }
+        if d_logits_given {
+            for (var i = lane; i < p.columns; i += 32u) {
+                d_logits_set(base + i, 0u);
+            }
+        }
+        return;
+    }
+    var highest = SIGN | INF;
+    for (var i = lane; i < p.columns; i += 32u) {
+        highest = larger(highest, logits_at(base + i));
+    }
+    let top = largest_lane(lane, highest);
+    var sum = 0u;
+    for (var start = lane * RUN; start < p.columns; start += TURN) {
+        for (var i = start; i < min(start + RUN, p.columns); i += 1u) {
+            sum = f32_add(sum, f32_exp(f32_sub(logits_at(base + i), top)));
+        }
+    }
+    let total = butterfly(lane, sum);
+    if lane == 0u {
+        loss_set(row, f32_sub(f32_log(total), f32_sub(logits_at(base + target_id), top)));
+    }
+    if d_logits_given {
+        let factor = scale_at(0u);
+        for (var i = lane; i < p.columns; i += 32u) {
+            let share = f32_div(f32_exp(f32_sub(logits_at(base + i), top)), total);
+            let slope = select(share, f32_sub(share, ONE), i == target_id);
+            d_logits_set(base + i, f32_mul(slope, factor));
+        }
+    }
+}
