@@ -2,7 +2,7 @@
 
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::numerics::bf16;
-use dropless_core::{Backend, DType, Error, NumericModel};
+use dropless_core::{Backend, DType, Error, Memory, NumericModel, Tensor};
 use dropless_wgpu::{Wgpu, WgpuOptions};
 use proptest::test_runner::{Config, RngSeed};
 
@@ -62,6 +62,63 @@ impl Random {
             DType::F32 => (0..len).flat_map(|_| self.value().to_le_bytes()).collect(),
             DType::Bf16 => (0..len).flat_map(|_| bf16::from_f32(self.value()).to_le_bytes()).collect(),
             _ => (0..len * dtype.size()).map(|_| self.next() as u8).collect(),
+        }
+    }
+}
+
+/// Makes the operands of one problem on a backend; the same seed makes the same operands on every backend.
+pub(crate) struct Maker<'a> {
+    pub(crate) backend: &'a dyn Backend,
+    pub(crate) random: Random,
+}
+
+impl Maker<'_> {
+    /// A tensor of random elements.
+    pub(crate) fn tensor(&mut self, dtype: DType, shape: &[usize]) -> Tensor {
+        let bytes = self.random.elements(dtype, shape.iter().product());
+        self.with_bytes(dtype, shape, &bytes)
+    }
+
+    /// A tensor of integers.
+    pub(crate) fn integers(&mut self, shape: &[usize], values: &[u32]) -> Tensor {
+        self.with_bytes(DType::U32, shape, bytemuck::cast_slice(values))
+    }
+
+    /// A tensor of given elements. Half of them lie at an odd place in a larger buffer.
+    pub(crate) fn with_bytes(&mut self, dtype: DType, shape: &[usize], bytes: &[u8]) -> Tensor {
+        let row: usize = shape.iter().product();
+        let before = if self.random.below(2) == 0 { 0 } else { self.random.below(300) };
+        let whole = self.backend.alloc(dtype, &[before + row + 3], Memory::Device).unwrap();
+        let tensor = whole.slice(before, before + row).unwrap().reshape(shape).unwrap();
+        self.backend.write(&tensor, bytes).unwrap();
+        tensor
+    }
+
+    /// One of the float types.
+    pub(crate) fn float(&mut self) -> DType {
+        [DType::F32, DType::Bf16][self.random.below(2)]
+    }
+
+    /// 1 to `most`, with a liking for 1 and for powers of two and their neighbours.
+    pub(crate) fn extent(&mut self, most: usize) -> usize {
+        let near_power = (1usize << self.random.below(10)) + self.random.below(3);
+        let extent = [1, near_power - 1, 1 + self.random.below(most)][self.random.below(3)];
+        extent.clamp(1, most)
+    }
+}
+
+/// Runs `problem` with `seeds` seeds on the host and on wgpu, and compares every tensor that it returns.
+pub(crate) fn agree(name: &str, numerics: NumericModel, seeds: u64, problem: impl Fn(&mut Maker<'_>) -> Vec<Tensor>) {
+    let Some(wgpu) = open(numerics) else { return };
+    let host = host(numerics);
+    for seed in 0..seeds {
+        let run = |backend: &dyn Backend| {
+            let outputs = problem(&mut Maker { backend, random: Random(seed) });
+            let read = |tensor: &Tensor| (tensor.dtype(), backend.download::<u8>(tensor).unwrap());
+            outputs.iter().map(read).collect::<Vec<_>>()
+        };
+        for (place, ((dtype, got), (_, want))) in run(&wgpu).iter().zip(&run(&host)).enumerate() {
+            assert_same(&format!("{name}, seed {seed}, output {place}"), *dtype, got, want);
         }
     }
 }
