@@ -10,7 +10,7 @@ use dropless_core::{Backend, Caps, Checked, DType, Error, Event, Memory, Numeric
 
 use crate::device::Gpu;
 use crate::dispatch::Stream;
-use crate::ops::{copy, grouped_gemm, map};
+use crate::ops::{copy, group_quantize, grouped_gemm, map};
 use crate::{BACKEND, adapter, buffer, collective, host_memory};
 
 /// How a [`Wgpu`] is opened.
@@ -224,8 +224,8 @@ impl Backend for Wgpu {
         grouped_gemm::run(&self.stream, op, self.caps.numerics)
     }
 
-    fn group_quantize(&self, _op: &Checked<GroupQuantize<'_>>) -> Result<()> {
-        not_yet("group_quantize")
+    fn group_quantize(&self, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
+        group_quantize::run(&self.stream, op)
     }
 
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {

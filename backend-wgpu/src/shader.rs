@@ -22,6 +22,8 @@ pub(crate) enum Access {
     Write,
     /// Both.
     InPlace,
+    /// `x_max` and `x_count` (add, and return what was there), by many invocations at once.
+    Atomic,
 }
 
 /// A tensor that a shader works on.
@@ -53,6 +55,10 @@ impl Binding {
         Binding { name, access: Access::InPlace, types, optional: false }
     }
 
+    pub(crate) const fn atomic(name: &'static str, types: &'static [DType]) -> Binding {
+        Binding { name, access: Access::Atomic, types, optional: false }
+    }
+
     pub(crate) const fn optional(self) -> Binding {
         Binding { optional: true, ..self }
     }
@@ -77,6 +83,9 @@ pub(crate) const PRELUDE: &str = include_str!("../../shaders/prelude.wgsl");
 pub(crate) const FORMATS: &str = include_str!("../../shaders/formats.wgsl");
 pub(crate) const MMA: &str = include_str!("../../shaders/mma.wgsl");
 pub(crate) const MATH: &str = include_str!("../../shaders/math.wgsl");
+pub(crate) const BLOCKS: &str = include_str!("../../shaders/blocks.wgsl");
+pub(crate) const INTEGERS: &str = include_str!("../../shaders/integers.wgsl");
+pub(crate) const PHILOX: &str = include_str!("../../shaders/philox.wgsl");
 pub(crate) const ROTATE: &str = include_str!("../../shaders/rotate.wgsl");
 pub(crate) const ROW: &str = include_str!("../../shaders/row.wgsl");
 pub(crate) const TREE: &str = include_str!("../../shaders/tree.wgsl");
@@ -182,10 +191,19 @@ impl Variant {
 
 fn declare(text: &mut String, binding: Binding, dtype: DType, slot: usize, offset: &str) {
     let Binding { name, access, .. } = binding;
-    let shared_words = access != Access::Read && dtype.size() < 4;
+    let shared_words = access == Access::Atomic || access != Access::Read && dtype.size() < 4;
     let mode = if access == Access::Read { "read" } else { "read_write" };
     let element = if shared_words { "atomic<u32>" } else { "u32" };
     let _ = writeln!(text, "@group(0) @binding({slot}) var<storage, {mode}> {name}: array<{element}>;");
+    if access == Access::Atomic {
+        for (suffix, function) in [("max", "atomicMax"), ("count", "atomicAdd")] {
+            let _ = writeln!(
+                text,
+                "fn {name}_{suffix}(i: u32, value: u32) -> u32 {{\n    return {function}(&{name}[i + {offset}], value);\n}}"
+            );
+        }
+        return;
+    }
     if access != Access::Write {
         let word = |index: &str| {
             if shared_words { format!("atomicLoad(&{name}[{index}])") } else { format!("{name}[{index}]") }

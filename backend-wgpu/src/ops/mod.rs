@@ -1,6 +1,7 @@
 //! The ops: one file each beside the shader of the same name, and the table of all shaders.
 
 pub(crate) mod copy;
+pub(crate) mod group_quantize;
 pub(crate) mod grouped_gemm;
 pub(crate) mod map;
 pub(crate) mod mxfp8_dequantize;
@@ -11,6 +12,11 @@ mod shaders_test;
 #[cfg(test)]
 pub(crate) static ALL: &[&crate::shader::Shader] = &[
     &copy::COPY,
+    &group_quantize::AMAX,
+    &group_quantize::COLUMNS,
+    &group_quantize::OFFSETS,
+    &group_quantize::ROWS,
+    &group_quantize::SQUARE_SCALES,
     &grouped_gemm::GROUPED_GEMM,
     &map::elementwise::ADD,
     &map::elementwise::CAST,

@@ -78,7 +78,7 @@ pub(super) fn add(stream: &Stream, op: &Add<'_>) -> Result<()> {
     elements(stream, &ADD, &tensors, Elements { elements: word(count) }.words(), count)
 }
 
-pub(super) fn fill(stream: &Stream, op: &Fill<'_>) -> Result<()> {
+pub(crate) fn fill(stream: &Stream, op: &Fill<'_>) -> Result<()> {
     let count = op.out.len();
     let params = FillParams { elements: word(count), value: op.value.to_bits() };
     elements(stream, &FILL, &[Some(op.out)], params.words(), count)

@@ -5,7 +5,7 @@ use dropless_core::{DType, Result};
 
 use super::elements;
 use crate::dispatch::{Stream, word};
-use crate::shader::{Binding, F32, FORMATS, PRELUDE, Shader, U32, params};
+use crate::shader::{Binding, F32, FORMATS, INTEGERS, PRELUDE, Shader, U32, params};
 
 params!(
     /// `rest1`, `rest2`: 1 - beta. All but `elements` are the bits of f32.
@@ -51,7 +51,7 @@ params!(
 
 pub(crate) static BIAS_UPDATE: Shader = Shader {
     name: "bias_update",
-    files: &[PRELUDE, include_str!("../../../../shaders/bias_update.wgsl")],
+    files: &[PRELUDE, INTEGERS, include_str!("../../../../shaders/bias_update.wgsl")],
     params: BiasUpdateParams::DECLARATION,
     bindings: &[
         Binding::read("counts", U32),

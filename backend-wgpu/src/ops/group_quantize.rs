@@ -1,0 +1,219 @@
+//! Block quantization: amaxes of squares or of the tensor first, then blocks along rows, then blocks along columns.
+
+use dropless_core::ops::{BlockFormat, Checked, ColumnBlocks, Fill, GroupQuantize, RowBlocks};
+use dropless_core::{DType, Result, Tensor};
+
+use super::map::elementwise;
+use crate::buffer;
+use crate::dispatch::{Dispatch, Stream, word};
+use crate::shader::{BLOCKS, Binding, F32, FLOAT, FORMATS, INTEGERS, PHILOX, PRELUDE, Shader, U32, params};
+
+const CODES: &[DType] = &[DType::E4m3, DType::E2m1x2];
+const SCALES: &[DType] = &[DType::Ue8m0, DType::F32, DType::E4m3];
+
+params!(
+    /// Extents: of all that is quantized (`group_rows`: rows of a stacked matrix), and in blocks (`row_blocks` across,
+    /// `grid_rows` down a matrix).
+    Params { elements, groups, group_rows, columns, row_blocks, grid_rows, padded_rows, key_low, key_high, stream }
+);
+
+pub(crate) static AMAX: Shader = Shader {
+    name: "group_quantize_amax",
+    files: &[PRELUDE, FORMATS, BLOCKS, include_str!("../../../shaders/group_quantize_amax.wgsl")],
+    params: Params::DECLARATION,
+    bindings: &[Binding::read("x", FLOAT), Binding::read("offsets", U32).optional(), Binding::atomic("amax", F32)],
+    constants: &["FORMAT", "OPTION", "BLOCK", "SQUARES"],
+};
+
+pub(crate) static ROWS: Shader = Shader {
+    name: "group_quantize_rows",
+    files: &[
+        PRELUDE,
+        FORMATS,
+        INTEGERS,
+        PHILOX,
+        BLOCKS,
+        include_str!("../../../shaders/group_quantize_rows.wgsl"),
+    ],
+    params: Params::DECLARATION,
+    bindings: &[
+        Binding::read("x", FLOAT),
+        Binding::read("offsets", U32).optional(),
+        Binding::read("squares", F32).optional(),
+        Binding::read("whole", F32).optional(),
+        Binding::write("codes", CODES),
+        Binding::write("scales", SCALES).optional(),
+    ],
+    constants: &["FORMAT", "OPTION", "BLOCK"],
+};
+
+pub(crate) static COLUMNS: Shader = Shader {
+    name: "group_quantize_columns",
+    files: &[PRELUDE, FORMATS, BLOCKS, include_str!("../../../shaders/group_quantize_columns.wgsl")],
+    params: Params::DECLARATION,
+    bindings: &[
+        Binding::read("x", FLOAT),
+        Binding::read("offsets", U32).optional(),
+        Binding::read("squares", F32).optional(),
+        Binding::write("codes", &[DType::E4m3]),
+        Binding::write("scales", &[DType::Ue8m0, DType::F32]).optional(),
+    ],
+    constants: &["FORMAT", "OPTION", "BLOCK", "TRANSPOSED", "PADDED"],
+};
+
+pub(crate) static SQUARE_SCALES: Shader = Shader {
+    name: "group_quantize_scales",
+    files: &[PRELUDE, FORMATS, BLOCKS, include_str!("../../../shaders/group_quantize_scales.wgsl")],
+    params: Params::DECLARATION,
+    bindings: &[
+        Binding::read("squares", F32),
+        Binding::write("row_scales", F32).optional(),
+        Binding::write("column_scales", F32).optional(),
+    ],
+    constants: &["FORMAT", "OPTION"],
+};
+
+params!(
+    /// `elements` is 1.
+    OffsetsParams { elements, groups, block }
+);
+
+pub(crate) static OFFSETS: Shader = Shader {
+    name: "group_quantize_offsets",
+    files: &[include_str!("../../../shaders/group_quantize_offsets.wgsl")],
+    params: OffsetsParams::DECLARATION,
+    bindings: &[Binding::read("offsets", U32), Binding::write("padded", U32)],
+    constants: &[],
+};
+
+/// What every pass takes.
+struct Quantize<'a> {
+    stream: &'a Stream,
+    op: &'a GroupQuantize<'a>,
+    params: Params,
+    /// FORMAT and OPTION of the shaders.
+    format: [u32; 2],
+    /// The amaxes of the squares.
+    squares: Option<Tensor>,
+}
+
+pub(crate) fn run(stream: &Stream, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
+    let (x, block) = (op.x, op.format.block());
+    let (groups, group_rows) = match op.offsets {
+        Some(offsets) => (offsets.len() - 1, x.rows()),
+        None => (x.shape()[0], x.shape()[1]),
+    };
+    let (format, key, counter) = match op.format {
+        BlockFormat::Mxfp8 { floor } => ([0, u32::from(floor)], 0, 0),
+        BlockFormat::Fp8Block { f32_scale } => ([1, u32::from(f32_scale)], 0, 0),
+        BlockFormat::Nvfp4 { stochastic: None } => ([2, 0], 0, 0),
+        BlockFormat::Nvfp4 { stochastic: Some((key, counter)) } => ([2, 1], key, counter),
+    };
+    let [key_low, key_high] = bytemuck::cast::<u64, [u32; 2]>(key.to_le()).map(u32::from_le);
+    let params = Params {
+        elements: 0,
+        groups: word(groups),
+        group_rows: word(group_rows.max(1)),
+        columns: word(x.cols()),
+        row_blocks: word(x.cols().div_ceil(block)),
+        grid_rows: word(group_rows.div_ceil(block)),
+        padded_rows: 0,
+        key_low,
+        key_high,
+        stream: counter,
+    };
+    let mut quantize = Quantize { stream, op, params, format, squares: None };
+    if op.square {
+        let shape = [groups, group_rows.div_ceil(block), x.cols().div_ceil(block)];
+        // New memory is zero: the amax of nothing.
+        let squares = buffer::alloc(&stream.gpu, DType::F32, &shape)?;
+        quantize.amax(&squares, true)?;
+        quantize.squares = Some(squares);
+    }
+    if let Some(amax) = op.amax {
+        elementwise::fill(stream, &Fill { out: amax, value: 0.0 })?;
+        quantize.amax(amax, false)?;
+    }
+    if let Some(row) = op.row {
+        quantize.rows(row)?;
+    }
+    if let Some(column) = op.column {
+        quantize.columns(column)?;
+    }
+    quantize.square_scales()
+}
+
+impl Quantize<'_> {
+    fn dispatch(
+        &self,
+        shader: &'static Shader,
+        tensors: &[Option<&Tensor>],
+        constants: &[u32],
+        elements: usize,
+        padded_rows: usize,
+    ) -> Result<()> {
+        let params = Params { elements: word(elements), padded_rows: word(padded_rows), ..self.params };
+        let constants = &[&self.format[..], constants].concat();
+        let workgroups = elements.div_ceil(64) as u64;
+        self.stream.dispatch(Dispatch { shader, tensors, constants, params: params.words(), workgroups })
+    }
+
+    fn block(&self) -> usize {
+        self.op.format.block()
+    }
+
+    /// Blocks along all rows.
+    fn row_blocks(&self) -> usize {
+        self.op.x.rows() * self.op.x.cols().div_ceil(self.block())
+    }
+
+    fn amax(&self, out: &Tensor, squares: bool) -> Result<()> {
+        let constants = [word(self.block()), u32::from(squares)];
+        self.dispatch(&AMAX, &[Some(self.op.x), self.op.offsets, Some(out)], &constants, self.row_blocks(), 0)
+    }
+
+    /// FP8 blocks store one scale for a square, the others one for each of its rows or columns.
+    fn one_scale_a_square(&self) -> bool {
+        self.op.square && matches!(self.op.format, BlockFormat::Fp8Block { .. })
+    }
+
+    fn rows(&self, row: RowBlocks<'_>) -> Result<()> {
+        let scales = (!self.one_scale_a_square()).then_some(row.scales);
+        let tensors =
+            [Some(self.op.x), self.op.offsets, self.squares.as_ref(), self.op.amax, Some(row.codes), scales];
+        self.dispatch(&ROWS, &tensors, &[word(self.block())], self.row_blocks(), 0)
+    }
+
+    fn columns(&self, column: ColumnBlocks<'_>) -> Result<()> {
+        let (x, block) = (self.op.x, self.block());
+        let transposed = matches!(self.op.format, BlockFormat::Fp8Block { .. });
+        let padded = self.op.offsets.is_some();
+        if let (Some(offsets), Some(out)) = (self.op.offsets, column.offsets) {
+            let params = OffsetsParams { elements: 1, groups: self.params.groups, block: word(block) };
+            self.stream.dispatch(Dispatch {
+                shader: &OFFSETS,
+                tensors: &[Some(offsets), Some(out)],
+                constants: &[],
+                params: params.words(),
+                workgroups: 1,
+            })?;
+        }
+        // As many blocks as the rows can have in the worst case.
+        let padded_rows = if transposed { column.codes.cols() } else { column.codes.rows() };
+        let blocks = if padded { padded_rows / block } else { x.shape()[0] * x.shape()[1].div_ceil(block) };
+        let scales = (!self.one_scale_a_square()).then_some(column.scales);
+        let tensors = [Some(x), self.op.offsets, self.squares.as_ref(), Some(column.codes), scales];
+        let constants = [word(block), u32::from(transposed), u32::from(padded)];
+        self.dispatch(&COLUMNS, &tensors, &constants, blocks * x.cols(), padded_rows)
+    }
+
+    fn square_scales(&self) -> Result<()> {
+        match &self.squares {
+            Some(squares) if self.one_scale_a_square() => {
+                let (row, column) = (self.op.row.map(|row| row.scales), self.op.column.map(|column| column.scales));
+                self.dispatch(&SQUARE_SCALES, &[Some(squares), row, column], &[], squares.len(), 0)
+            }
+            _ => Ok(()),
+        }
+    }
+}
