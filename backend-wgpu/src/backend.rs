@@ -10,7 +10,7 @@ use dropless_core::{Backend, Caps, Checked, DType, Error, Event, Memory, Numeric
 
 use crate::device::Gpu;
 use crate::dispatch::Stream;
-use crate::ops::{copy, group_quantize, grouped_gemm, map};
+use crate::ops::{copy, group_quantize, grouped_gemm, map, route};
 use crate::{BACKEND, adapter, buffer, collective, host_memory};
 
 /// How a [`Wgpu`] is opened.
@@ -254,8 +254,8 @@ impl Backend for Wgpu {
         }
     }
 
-    fn route(&self, _op: &Checked<Route<'_>>) -> Result<()> {
-        not_yet("route")
+    fn route(&self, op: &Checked<Route<'_>>) -> Result<()> {
+        route::run(&self.stream, op)
     }
 
     fn attention(&self, _op: &Checked<Attention<'_>>) -> Result<()> {

@@ -5,6 +5,7 @@ pub(crate) mod group_quantize;
 pub(crate) mod grouped_gemm;
 pub(crate) mod map;
 pub(crate) mod mxfp8_dequantize;
+pub(crate) mod route;
 #[cfg(test)]
 mod shaders_test;
 
@@ -42,4 +43,12 @@ pub(crate) static ALL: &[&crate::shader::Shader] = &[
     &map::swiglu::SWIGLU,
     &map::swiglu::SWIGLU_GRAD,
     &mxfp8_dequantize::MXFP8_DEQUANTIZE,
+    &route::LAYOUT_COUNT,
+    &route::LAYOUT_OFFSETS,
+    &route::LAYOUT_PLACE,
+    &route::PLAN,
+    &route::SEQUENCES,
+    &route::TOP_K,
+    &route::TOP_K_GRAD,
+    &route::VALID,
 ];

@@ -1,7 +1,7 @@
 //! Copies, conversions and sums of whole tensors.
 
 use dropless_core::ops::{Add, Cast, CopyColumns, Fill};
-use dropless_core::{DType, Result};
+use dropless_core::{DType, Result, Tensor};
 
 use super::elements;
 use crate::dispatch::{Stream, word};
@@ -79,9 +79,13 @@ pub(super) fn add(stream: &Stream, op: &Add<'_>) -> Result<()> {
 }
 
 pub(crate) fn fill(stream: &Stream, op: &Fill<'_>) -> Result<()> {
-    let count = op.out.len();
-    let params = FillParams { elements: word(count), value: op.value.to_bits() };
-    elements(stream, &FILL, &[Some(op.out)], params.words(), count)
+    fill_bits(stream, op.out, op.value.to_bits())
+}
+
+/// Fills with the bits of an f32, or with an integer.
+pub(crate) fn fill_bits(stream: &Stream, out: &Tensor, value: u32) -> Result<()> {
+    let params = FillParams { elements: word(out.len()), value };
+    elements(stream, &FILL, &[Some(out)], params.words(), out.len())
 }
 
 pub(super) fn copy_columns(stream: &Stream, op: &CopyColumns<'_>) -> Result<()> {
