@@ -60,7 +60,9 @@ pub(crate) fn choose(wanted: Option<&str>) -> Result<wgpu::Adapter> {
     };
     index.map(|index| found.swap_remove(index)).ok_or_else(|| {
         let why = match wanted {
-            _ if names.is_empty() => "no adapter; install a Vulkan driver (mesa-vulkan-drivers has one for CPUs)".into(),
+            _ if names.is_empty() => {
+                "no adapter; install a Vulkan driver (mesa-vulkan-drivers has one for CPUs)".into()
+            }
             Some(wanted) => format!("no adapter {wanted:?} among {names:?} (an index or a part of a name)"),
             None => format!("no adapter among {names:?}"),
         };

@@ -10,7 +10,7 @@ use dropless_core::{Backend, Caps, Checked, DType, Error, Event, Memory, Numeric
 
 use crate::device::Gpu;
 use crate::dispatch::Stream;
-use crate::ops::{copy, group_quantize, grouped_gemm, map, route};
+use crate::ops::{attention, copy, group_quantize, grouped_gemm, map, route};
 use crate::{BACKEND, adapter, buffer, collective, host_memory};
 
 /// How a [`Wgpu`] is opened.
@@ -165,10 +165,6 @@ fn host_range(tensor: &Tensor) -> std::ops::Range<usize> {
     start..start + tensor.bytes()
 }
 
-fn not_yet(op: &'static str) -> Result<()> {
-    Err(Error::Unavailable { backend: BACKEND, why: format!("{op} is not among its ops") })
-}
-
 impl Backend for Wgpu {
     fn caps(&self) -> &Caps {
         &self.caps
@@ -258,8 +254,8 @@ impl Backend for Wgpu {
         route::run(&self.stream, op)
     }
 
-    fn attention(&self, _op: &Checked<Attention<'_>>) -> Result<()> {
-        not_yet("attention")
+    fn attention(&self, op: &Checked<Attention<'_>>) -> Result<()> {
+        attention::run(&self.stream, op, self.caps.numerics)
     }
 
     fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {

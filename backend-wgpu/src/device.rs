@@ -53,8 +53,8 @@ impl Gpu {
             required_limits: limits.clone(),
             ..Default::default()
         };
-        let (device, queue) = pollster::block_on(adapter.request_device(&descriptor))
-            .map_err(|e| unavailable(format!("{name}: {e}")))?;
+        let (device, queue) =
+            pollster::block_on(adapter.request_device(&descriptor)).map_err(|e| unavailable(format!("{name}: {e}")))?;
 
         let failure = Failure::default();
         let first = failure.clone();

@@ -109,11 +109,11 @@ impl Stream {
             });
         }
         given.extend(params);
-        let descriptor =
-            wgpu::BindGroupDescriptor { label: Some(op), layout: &pipeline.layout, entries: &entries };
+        let descriptor = wgpu::BindGroupDescriptor { label: Some(op), layout: &pipeline.layout, entries: &entries };
         let group = self.gpu.device.create_bind_group(&descriptor);
         self.encode(op, |encoder| {
-            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: Some(op), ..Default::default() });
+            let mut pass =
+                encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: Some(op), ..Default::default() });
             pass.set_pipeline(&pipeline.raw);
             pass.set_bind_group(0, &group, &[]);
             pass.set_immediates(0, bytemuck::cast_slice(&given));

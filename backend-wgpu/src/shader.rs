@@ -88,6 +88,7 @@ pub(crate) const CHOICES: &str = include_str!("../../shaders/choices.wgsl");
 pub(crate) const SCAN: &str = include_str!("../../shaders/scan.wgsl");
 pub(crate) const BLOCKS: &str = include_str!("../../shaders/blocks.wgsl");
 pub(crate) const INTEGERS: &str = include_str!("../../shaders/integers.wgsl");
+pub(crate) const OPERANDS: &str = include_str!("../../shaders/operands.wgsl");
 pub(crate) const PHILOX: &str = include_str!("../../shaders/philox.wgsl");
 pub(crate) const ROTATE: &str = include_str!("../../shaders/rotate.wgsl");
 pub(crate) const ROW: &str = include_str!("../../shaders/row.wgsl");
@@ -227,7 +228,10 @@ fn declare(text: &mut String, binding: Binding, dtype: DType, slot: usize, offse
             ),
             _ => format!("(vec4<u32>({name}[at >> 2u]) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(0xFFu)"),
         };
-        let _ = writeln!(text, "fn {name}_quad(i: u32) -> vec4<u32> {{\n    let at = i + {offset};\n    return {quad};\n}}");
+        let _ = writeln!(
+            text,
+            "fn {name}_quad(i: u32) -> vec4<u32> {{\n    let at = i + {offset};\n    return {quad};\n}}"
+        );
     }
     if access != Access::Read {
         let body = match dtype.size() {
@@ -276,8 +280,8 @@ impl Pipeline {
         let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
         let given = variant.shader.bindings.iter().zip(&variant.types).filter(|(_, dtype)| dtype.is_some());
         let entries: Vec<_> = (0..).zip(given).map(|(slot, (binding, _))| entry(slot, *binding)).collect();
-        let layout = device
-            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some(name), entries: &entries });
+        let layout =
+            device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some(name), entries: &entries });
         let words = OFFSET_WORDS + variant.shader.params.fields.len().next_multiple_of(4);
         let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
             label: Some(name),

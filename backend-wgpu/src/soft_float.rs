@@ -4,9 +4,9 @@
 use dropless_core::numerics::{bf16, e2m1, e4m3, math, ue8m0};
 use dropless_core::{Backend, DType, Memory};
 
+use crate::WgpuOptions;
 use crate::dispatch::Dispatch;
 use crate::shader::{Binding, FORMATS, MATH, PRELUDE, Shader, U32, params};
-use crate::WgpuOptions;
 
 params!(
     /// Number of patterns.

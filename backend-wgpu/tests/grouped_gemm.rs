@@ -150,7 +150,8 @@ impl Problem {
 fn problem() -> impl Strategy<Value = Problem> {
     let kind = prop_oneof![Just(GemmKind::Forward), Just(GemmKind::Dgrad), Just(GemmKind::Wgrad)];
     let format = prop_oneof![Just(Format::F32), Just(Format::Bf16), Just(Format::Mxfp8), Just(Format::Fp8Block)];
-    let size = prop_oneof![2 => Just(0usize), 2 => Just(1), 1 => Just(8), 1 => Just(9), 3 => 0usize..40, 1 => 120usize..140];
+    let size =
+        prop_oneof![2 => Just(0usize), 2 => Just(1), 1 => Just(8), 1 => Just(9), 3 => 0usize..40, 1 => 120usize..140];
     let extent = prop_oneof![1 => Just(1usize), 1 => Just(64), 1 => Just(65), 3 => 1usize..100, 1 => 120usize..300];
     let sizes = proptest::collection::vec(size, 1..5);
     let out = prop_oneof![Just(DType::F32), Just(DType::Bf16)];

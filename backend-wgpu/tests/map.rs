@@ -269,7 +269,8 @@ fn rotary() {
         vec![out]
     });
     check("mla", |m| {
-        let (tokens, heads, nope, pairs, v) = (m.extent(20), m.extent(5), m.random.below(40), m.extent(20), m.extent(30));
+        let (tokens, heads, nope, pairs, v) =
+            (m.extent(20), m.extent(5), m.random.below(40), m.extent(20), m.extent(30));
         let (rope, dtype) = (2 * pairs, m.float());
         let shape = MlaShape { heads, nope, rope, v };
         let [positions, cos, sin] = tables(m, tokens, pairs);

@@ -128,8 +128,7 @@ fn layout() {
         let weights = m.tensor(DType::F32, &[chunks, capacity, k]);
         let slots = rows * k.min(local) + m.random.below(4);
         let (offsets, slot_rows) = (m.tensor(DType::U32, &[local + 1]), m.tensor(DType::U32, &[slots]));
-        let (slot_weights, row_slots) =
-            (m.tensor(DType::F32, &[slots]), m.tensor(DType::U32, &[chunks, capacity, k]));
+        let (slot_weights, row_slots) = (m.tensor(DType::F32, &[slots]), m.tensor(DType::U32, &[chunks, capacity, k]));
         Route::Layout(Layout {
             ids: &ids,
             counts: &counts,

@@ -27,14 +27,7 @@ pub(crate) static AMAX: Shader = Shader {
 
 pub(crate) static ROWS: Shader = Shader {
     name: "group_quantize_rows",
-    files: &[
-        PRELUDE,
-        FORMATS,
-        INTEGERS,
-        PHILOX,
-        BLOCKS,
-        include_str!("../../../shaders/group_quantize_rows.wgsl"),
-    ],
+    files: &[PRELUDE, FORMATS, INTEGERS, PHILOX, BLOCKS, include_str!("../../../shaders/group_quantize_rows.wgsl")],
     params: Params::DECLARATION,
     bindings: &[
         Binding::read("x", FLOAT),
@@ -179,8 +172,7 @@ impl Quantize<'_> {
 
     fn rows(&self, row: RowBlocks<'_>) -> Result<()> {
         let scales = (!self.one_scale_a_square()).then_some(row.scales);
-        let tensors =
-            [Some(self.op.x), self.op.offsets, self.squares.as_ref(), self.op.amax, Some(row.codes), scales];
+        let tensors = [Some(self.op.x), self.op.offsets, self.squares.as_ref(), self.op.amax, Some(row.codes), scales];
         self.dispatch(&ROWS, &tensors, &[word(self.block())], self.row_blocks(), 0)
     }
 

@@ -8,7 +8,7 @@ use dropless_core::{DType, NumericModel, Result, Tensor};
 
 use super::mxfp8_dequantize;
 use crate::dispatch::{Dispatch, Stream, word};
-use crate::shader::{Binding, FLOAT, FORMATS, MMA, PRELUDE, Shader, U32, params};
+use crate::shader::{Binding, FLOAT, FORMATS, MMA, OPERANDS, PRELUDE, Shader, U32, params};
 
 /// Rows and columns of outputs of one invocation of the shader, with a matrix unit and without.
 const TILE: [usize; 2] = [4, 2];
@@ -37,7 +37,7 @@ params!(
 
 pub(crate) static GROUPED_GEMM: Shader = Shader {
     name: "grouped_gemm",
-    files: &[PRELUDE, FORMATS, MMA, include_str!("../../../shaders/grouped_gemm.wgsl")],
+    files: &[PRELUDE, FORMATS, MMA, OPERANDS, include_str!("../../../shaders/grouped_gemm.wgsl")],
     params: Params::DECLARATION,
     bindings: &[
         Binding::read("a", &[DType::F32, DType::Bf16, DType::E4m3]),
@@ -85,12 +85,9 @@ impl<'a> Factor<'a> {
                 let values = mxfp8_dequantize::run(stream, codes, scales, !chain_last)?;
                 Factor { elements: Cow::Owned(values), gather: None, scale_inv: None, chain_last }
             }
-            Operand::Fp8Block { codes, scale_inv } => Factor {
-                elements: Cow::Borrowed(codes),
-                gather: None,
-                scale_inv: Some(scale_inv),
-                chain_last: true,
-            },
+            Operand::Fp8Block { codes, scale_inv } => {
+                Factor { elements: Cow::Borrowed(codes), gather: None, scale_inv: Some(scale_inv), chain_last: true }
+            }
         })
     }
 

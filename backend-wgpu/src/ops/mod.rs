@@ -1,5 +1,6 @@
 //! The ops: one file each beside the shader of the same name, and the table of all shaders.
 
+pub(crate) mod attention;
 pub(crate) mod copy;
 pub(crate) mod group_quantize;
 pub(crate) mod grouped_gemm;
@@ -12,6 +13,12 @@ mod shaders_test;
 /// Every shader of the backend.
 #[cfg(test)]
 pub(crate) static ALL: &[&crate::shader::Shader] = &[
+    &attention::DELTA,
+    &attention::DIFFERENTIATE,
+    &attention::FINISH,
+    &attention::PRODUCT,
+    &attention::SOFTMAX,
+    &attention::STORE,
     &copy::COPY,
     &group_quantize::AMAX,
     &group_quantize::COLUMNS,

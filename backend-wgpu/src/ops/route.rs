@@ -200,8 +200,7 @@ fn top_k_grad(stream: &Stream, op: &TopKGrad<'_>) -> Result<()> {
         dispatch(stream, &VALID, &[Some(op.ids), Some(out)], &[], params.words(), sequences)?;
     }
     let counts = op.balance.as_ref().map(|balance| balance.counts);
-    let tensors =
-        [Some(op.scores), Some(op.ids), Some(op.d_weights), counts, valid.as_ref(), Some(op.d_logits)];
+    let tensors = [Some(op.scores), Some(op.ids), Some(op.d_weights), counts, valid.as_ref(), Some(op.d_logits)];
     let constants = [word(experts), u32::from(op.score == Score::Softmax)];
     dispatch(stream, &TOP_K_GRAD, &tensors, &constants, params.words(), tokens)
 }

@@ -16,10 +16,7 @@ pub(crate) static CAST: Shader = Shader {
     name: "cast",
     files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/cast.wgsl")],
     params: Elements::DECLARATION,
-    bindings: &[
-        Binding::read("x", FLOAT),
-        Binding::write("out", FLOAT),
-    ],
+    bindings: &[Binding::read("x", FLOAT), Binding::write("out", FLOAT)],
     constants: &[],
 };
 
@@ -45,9 +42,10 @@ pub(crate) static FILL: Shader = Shader {
     name: "fill",
     files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/fill.wgsl")],
     params: FillParams::DECLARATION,
-    bindings: &[
-        Binding::write("out", &[DType::F32, DType::Bf16, DType::U32, DType::E4m3, DType::Ue8m0, DType::E2m1x2]),
-    ],
+    bindings: &[Binding::write(
+        "out",
+        &[DType::F32, DType::Bf16, DType::U32, DType::E4m3, DType::Ue8m0, DType::E2m1x2],
+    )],
     constants: &[],
 };
 

@@ -37,10 +37,7 @@ pub(crate) static CLIP_SCALE: Shader = Shader {
     name: "clip_scale",
     files: &[PRELUDE, include_str!("../../../../shaders/clip_scale.wgsl")],
     params: ClipScaleParams::DECLARATION,
-    bindings: &[
-        Binding::read("squares", F32),
-        Binding::write("out", F32),
-    ],
+    bindings: &[Binding::read("squares", F32), Binding::write("out", F32)],
     constants: &[],
 };
 
@@ -53,10 +50,7 @@ pub(crate) static BIAS_UPDATE: Shader = Shader {
     name: "bias_update",
     files: &[PRELUDE, INTEGERS, include_str!("../../../../shaders/bias_update.wgsl")],
     params: BiasUpdateParams::DECLARATION,
-    bindings: &[
-        Binding::read("counts", U32),
-        Binding::in_place("bias", F32),
-    ],
+    bindings: &[Binding::read("counts", U32), Binding::in_place("bias", F32)],
     constants: &[],
 };
 

@@ -16,10 +16,7 @@ pub(crate) static SUM_ROWS: Shader = Shader {
     name: "sum_rows",
     files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/sum_rows.wgsl")],
     params: SumRowsParams::DECLARATION,
-    bindings: &[
-        Binding::read("x", FLOAT),
-        Binding::write("out", F32),
-    ],
+    bindings: &[Binding::read("x", FLOAT), Binding::write("out", F32)],
     constants: &[],
 };
 
@@ -32,10 +29,7 @@ pub(crate) static SUM_SQUARES: Shader = Shader {
     name: "sum_squares",
     files: &[PRELUDE, FORMATS, ROW, include_str!("../../../../shaders/sum_squares.wgsl")],
     params: SumSquaresParams::DECLARATION,
-    bindings: &[
-        Binding::read("x", FLOAT),
-        Binding::write("out", F32),
-    ],
+    bindings: &[Binding::read("x", FLOAT), Binding::write("out", F32)],
     constants: &[],
 };
 
@@ -48,10 +42,7 @@ pub(crate) static TREE_SUM: Shader = Shader {
     name: "tree_sum",
     files: &[PRELUDE, FORMATS, TREE, include_str!("../../../../shaders/tree_sum.wgsl")],
     params: TreeSumParams::DECLARATION,
-    bindings: &[
-        Binding::read("parts", F32),
-        Binding::write("out", F32),
-    ],
+    bindings: &[Binding::read("parts", F32), Binding::write("out", F32)],
     constants: &[],
 };
 

@@ -53,11 +53,7 @@ pub(crate) static EMBEDDING_GRAD: Shader = Shader {
     name: "embedding_grad",
     files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/embedding_grad.wgsl")],
     params: EmbeddingGradParams::DECLARATION,
-    bindings: &[
-        Binding::read("dy", FLOAT),
-        Binding::read("ids", U32),
-        Binding::in_place("d_table", F32),
-    ],
+    bindings: &[Binding::read("dy", FLOAT), Binding::read("ids", U32), Binding::in_place("d_table", F32)],
     constants: &[],
 };
 

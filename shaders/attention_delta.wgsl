@@ -1,0 +1,25 @@
+// The row reduction of d_out * out over the elements of each head: NUMERICS.md, "Attention". A workgroup has a head of a
+// token.
+
+@compute @workgroup_size(32)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let p = given.params;
+    let row = linear(group, groups);
+    if row >= p.rows {
+        return;
+    }
+    var sum = 0u;
+    for (var start = lane * RUN; start < p.columns; start += TURN) {
+        for (var i = start; i < min(start + RUN, p.columns); i += 1u) {
+            sum = f32_add(sum, f32_mul(d_out_at(row * p.columns + i), out_at(row * p.columns + i)));
+        }
+    }
+    let total = butterfly(lane, sum);
+    if lane == 0u {
+        delta_set(row, total);
+    }
+}
