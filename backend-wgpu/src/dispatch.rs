@@ -5,6 +5,7 @@ use std::sync::Arc;
 use dropless_core::{Error, Result, Tensor};
 use parking_lot::Mutex;
 
+use crate::BACKEND;
 use crate::buffer;
 use crate::device::Gpu;
 use crate::shader::{OFFSET_WORDS, Shader, Variant};
@@ -79,13 +80,16 @@ impl Stream {
         if workgroups == 0 {
             return Ok(());
         }
-        let [x, y] = fold(workgroups, self.gpu.max_workgroups).ok_or_else(|| Error::Capacity {
+        let [x, y] = fold(workgroups, self.gpu.max_workgroups).ok_or_else(|| Error::Device {
+            backend: BACKEND,
             op,
-            needed: workgroups,
-            available: u64::from(self.gpu.max_workgroups).pow(2),
-            hint: "counted in workgroups; a smaller batch, or more chunks".into(),
+            what: format!("needs {workgroups} workgroups, but the adapter takes {}^2 at once", self.gpu.max_workgroups),
         })?;
-        let types = tensors.iter().map(|tensor| tensor.map(Tensor::dtype)).collect();
+        let types: Vec<_> = tensors.iter().map(|tensor| tensor.map(Tensor::dtype)).collect();
+        debug_assert!(
+            shader.bindings.iter().zip(&types).all(|(binding, &dtype)| binding.accepts(dtype)),
+            "{op}: {types:?}"
+        );
         let pipeline = self.gpu.pipeline(&Variant { shader, types, constants: constants.to_vec() })?;
 
         let mut given = vec![0; OFFSET_WORDS];

@@ -31,8 +31,7 @@ pub(crate) enum Access {
 pub(crate) struct Binding {
     pub(crate) name: &'static str,
     pub(crate) access: Access,
-    /// Element types it is used with; for the tests, which compile every variant.
-    #[cfg_attr(not(test), expect(dead_code, reason = "only the tests walk the variants"))]
+    /// Element types it is used with.
     pub(crate) types: &'static [DType],
     /// Whether it may be absent: then `x_given` is false, `x_at` gives 0 and `x_set` does nothing.
     pub(crate) optional: bool,
@@ -61,6 +60,11 @@ impl Binding {
 
     pub(crate) const fn optional(self) -> Binding {
         Binding { optional: true, ..self }
+    }
+
+    /// Whether a tensor of this type (or none) may stand here.
+    pub(crate) fn accepts(&self, dtype: Option<DType>) -> bool {
+        dtype.map_or(self.optional, |dtype| self.types.contains(&dtype))
     }
 }
 
@@ -288,10 +292,15 @@ impl Pipeline {
             bind_group_layouts: &[Some(&layout)],
             immediate_size: u32::try_from(words * 4).expect("a few words"),
         });
-        let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
+        let descriptor = wgpu::ShaderModuleDescriptor {
             label: Some(name),
             source: wgpu::ShaderSource::Wgsl(variant.source().into()),
-        });
+        };
+        // A counter in every loop would keep the drivers from unrolling them.
+        let checks = wgpu::ShaderRuntimeChecks { force_loop_bounding: false, ..wgpu::ShaderRuntimeChecks::checked() };
+        // SAFETY: every loop of the shaders ends: its counter moves towards a bound that the loop does not change. All
+        // other checks stay on.
+        let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
         let raw = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(name),
             layout: Some(&pipeline_layout),

@@ -1,0 +1,194 @@
+//! Memory, copies and the exchange between ranks: bytes arrive where they belong and touch nothing else.
+
+mod support;
+
+use dropless_core::ops::{AllToAll, Counts, Fill, Offload};
+use dropless_core::{Backend, DType, Error, Memory, NumericModel};
+use dropless_wgpu::{Wgpu, WgpuOptions};
+use support::{Random, open};
+
+/// Ranks on one device, or none where there is no adapter.
+fn ranks(n: usize) -> Vec<Wgpu> {
+    if open(NumericModel::Hopper).is_none() {
+        return Vec::new();
+    }
+    Wgpu::ranks(n, &WgpuOptions::default()).unwrap()
+}
+
+#[test]
+fn views_at_any_byte_are_written_and_read() {
+    let Some(wgpu) = open(NumericModel::Hopper) else { return };
+    let backend: &dyn Backend = &wgpu;
+    let mut random = Random(1);
+    for dtype in [DType::U32, DType::Bf16, DType::E4m3] {
+        let size = dtype.size();
+        let mut want: Vec<u8> = random.elements(DType::U32, 400 * size / 4);
+        let whole = backend.upload(dtype, &[400], &want).unwrap();
+        for _ in 0..40 {
+            let from = random.below(400);
+            let to = from + random.below(401 - from);
+            let bytes = random.elements(DType::E4m3, (to - from) * size);
+            backend.write(&whole.slice(from, to).unwrap(), &bytes).unwrap();
+            want[from * size..to * size].copy_from_slice(&bytes);
+            let (a, b) = (random.below(200), 200 + random.below(200));
+            let part: Vec<u8> = backend.download(&whole.slice(a, b).unwrap()).unwrap();
+            assert_eq!(part, want[a * size..b * size], "{dtype:?} {a}..{b}");
+        }
+        assert_eq!(backend.download::<u8>(&whole).unwrap(), want, "{dtype:?}");
+    }
+}
+
+#[test]
+fn a_write_waits_for_what_was_queued_before() {
+    let Some(wgpu) = open(NumericModel::Hopper) else { return };
+    let backend: &dyn Backend = &wgpu;
+    let x = backend.upload(DType::F32, &[1000], &[1f32; 1000]).unwrap();
+    let y = backend.alloc(DType::F32, &[1000], Memory::Device).unwrap();
+    for round in 0..100u8 {
+        let value = f32::from(round);
+        backend.write(&x, bytemuck::cast_slice(&[value; 1000])).unwrap();
+        dropless_core::ops::Cast { x: &x, out: &y }.run(backend).unwrap();
+        // The cast is queued; this must not reach it.
+        backend.write(&x, bytemuck::cast_slice(&[-1f32; 1000])).unwrap();
+        assert_eq!(backend.download::<f32>(&y).unwrap(), [value; 1000]);
+    }
+}
+
+#[test]
+fn empty_tensors_are_nothing_to_do() {
+    let Some(wgpu) = open(NumericModel::Hopper) else { return };
+    let backend: &dyn Backend = &wgpu;
+    let empty = backend.upload::<f32>(DType::F32, &[0, 3], &[]).unwrap();
+    Fill { out: &empty, value: 1.0 }.run(backend).unwrap();
+    assert_eq!(backend.download::<f32>(&empty).unwrap(), [0f32; 0]);
+    // An empty view at the very end of a buffer.
+    let whole = backend.upload(DType::F32, &[64], &[2f32; 64]).unwrap();
+    Fill { out: &whole.slice(64, 64).unwrap(), value: 1.0 }.run(backend).unwrap();
+    assert_eq!(backend.download::<f32>(&whole).unwrap(), [2f32; 64]);
+}
+
+#[test]
+fn dispatches_are_folded_past_one_dimension() {
+    let Some(wgpu) = open(NumericModel::Hopper) else { return };
+    let backend: &dyn Backend = &wgpu;
+    // 65536 workgroups of 64, and a few elements more.
+    let len = 65536 * 64 + 5;
+    let x = backend.alloc(DType::E4m3, &[len], Memory::Device).unwrap();
+    let ones = backend.alloc(DType::F32, &[len], Memory::Device).unwrap();
+    Fill { out: &ones, value: 1.0 }.run(backend).unwrap();
+    Fill { out: &x, value: 0.0 }.run(backend).unwrap();
+    assert!(backend.download::<f32>(&ones).unwrap().iter().all(|&x| x == 1.0));
+}
+
+#[test]
+fn too_large_a_tensor_is_refused_with_numbers() {
+    let Some(wgpu) = open(NumericModel::Hopper) else { return };
+    let available = wgpu.caps().max_buffer_bytes;
+    let elements = usize::try_from(available / 4).unwrap() + 1;
+    match wgpu.alloc(DType::F32, &[elements], Memory::Device) {
+        Err(Error::Capacity { needed, available: limit, .. }) => {
+            assert_eq!((needed, limit), (elements as u64 * 4, available));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(wgpu.alloc(DType::F32, &[usize::MAX, 8], Memory::Device), Err(Error::Capacity { .. })));
+    assert!(matches!(wgpu.alloc(DType::F32, &[usize::MAX, 8], Memory::Host), Err(Error::Capacity { .. })));
+}
+
+#[test]
+fn tensors_of_other_backends_and_devices_are_refused() {
+    let Some(wgpu) = open(NumericModel::Hopper) else { return };
+    let host = support::host(NumericModel::Hopper);
+    let foreign = (&host as &dyn Backend).upload(DType::F32, &[1], &[1f32]).unwrap();
+    let other = open(NumericModel::Hopper).unwrap();
+    let elsewhere = (&other as &dyn Backend).upload(DType::F32, &[1], &[1f32]).unwrap();
+    for tensor in [foreign, elsewhere] {
+        let filled = Fill { out: &tensor, value: 0.0 }.run(&wgpu);
+        assert!(matches!(filled, Err(Error::ForeignTensor { backend: "wgpu", .. })), "{filled:?}");
+    }
+}
+
+#[test]
+fn an_unknown_adapter_is_an_error() {
+    let opened = Wgpu::new(&WgpuOptions { adapter: Some("no such adapter".into()), ..WgpuOptions::default() });
+    assert!(matches!(opened, Err(Error::Unavailable { backend: "wgpu", .. })), "{opened:?}");
+}
+
+#[test]
+fn offloaded_tensors_come_back() {
+    let Some(wgpu) = open(NumericModel::Hopper) else { return };
+    let backend: &dyn Backend = &wgpu;
+    let mut random = Random(2);
+    for len in [0, 1, 3, 1000] {
+        let codes = random.elements(DType::Bf16, len);
+        let device = backend.upload(DType::Bf16, &[len], &codes).unwrap();
+        let host = backend.alloc(DType::Bf16, &[len], Memory::Host).unwrap();
+        Offload { from: &device, to: &host }.run(backend).unwrap();
+        // The copy is queued; this must not reach it.
+        Fill { out: &device, value: 7.0 }.run(backend).unwrap();
+        let back = backend.alloc(DType::Bf16, &[len], Memory::Device).unwrap();
+        Offload { from: &host, to: &back }.run(backend).unwrap();
+        assert_eq!(backend.download::<u8>(&back).unwrap(), codes);
+        assert_eq!(backend.download::<u8>(&host).unwrap(), codes);
+        backend.write(&host, &vec![5; len * 2]).unwrap();
+        assert_eq!(backend.download::<u8>(&host).unwrap(), vec![5; len * 2]);
+    }
+}
+
+#[test]
+fn rows_are_exchanged_between_ranks() {
+    for dtype in [DType::U32, DType::Bf16, DType::E4m3] {
+        let all = ranks(3);
+        let (capacity, cols, size) = (5, 3, dtype.size());
+        let count = |from: usize, to: usize| (from * 2 + to) % 6;
+        let value = |from: usize, to: usize, i: usize| (from * 89 + to * 31 + i * 7) as u8;
+        let chunk = capacity * cols * size;
+        std::thread::scope(|s| {
+            for wgpu in all {
+                s.spawn(move || {
+                    let (backend, rank): (&dyn Backend, _) = (&wgpu, wgpu.caps().rank);
+                    let sent: Vec<u8> = (0..3).flat_map(|to| (0..chunk).map(move |i| value(rank, to, i))).collect();
+                    let send = backend.upload(dtype, &[3, capacity, cols], &sent).unwrap();
+                    let recv = backend.upload(dtype, &[3, capacity, cols], &vec![0xEEu8; 3 * chunk]).unwrap();
+                    let counts = |of: &dyn Fn(usize) -> usize| {
+                        let counts: Vec<u32> = (0..3).map(|other| of(other) as u32).collect();
+                        backend.upload(DType::U32, &[3], &counts).unwrap()
+                    };
+                    let (out, into) = (counts(&|to| count(rank, to)), counts(&|from| count(from, rank)));
+                    let counts = Some(Counts { send: &out, recv: &into });
+                    AllToAll { send: &send, recv: &recv, counts }.run(backend).unwrap();
+                    let got = backend.download::<u8>(&recv).unwrap();
+                    for from in 0..3 {
+                        let rows = count(from, rank) * cols * size;
+                        let want = (0..chunk).map(|i| if i < rows { value(from, rank, i) } else { 0xEE });
+                        assert!(want.eq(got[from * chunk..(from + 1) * chunk].iter().copied()), "{from} to {rank}");
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn b151_counts_that_disagree_fail_on_every_rank() {
+    let all = ranks(2);
+    std::thread::scope(|s| {
+        for wgpu in all {
+            s.spawn(move || {
+                let (backend, rank): (&dyn Backend, _) = (&wgpu, wgpu.caps().rank);
+                let send = backend.upload(DType::U32, &[2, 4, 1], &[1u32; 8]).unwrap();
+                let recv = backend.upload(DType::U32, &[2, 4, 1], &[9u32; 8]).unwrap();
+                let (sends, expects) = if rank == 0 { ([2u32, 1], [2u32, 0]) } else { ([0, 4], [3, 4]) };
+                let (out, into) = (
+                    backend.upload(DType::U32, &[2], &sends).unwrap(),
+                    backend.upload(DType::U32, &[2], &expects).unwrap(),
+                );
+                let counts = Some(Counts { send: &out, recv: &into });
+                let error = AllToAll { send: &send, recv: &recv, counts }.run(backend).unwrap_err();
+                let what = "rank 0 sends 1 rows to rank 1, which expects 3";
+                assert_eq!(error.to_string(), format!("rank {rank}: all_to_all: {what}"));
+                assert_eq!(backend.download::<u32>(&recv).unwrap(), [9; 8], "a failed exchange wrote something");
+            });
+        }
+    });
+}
