@@ -68,9 +68,12 @@ impl Wgpu {
         }
         let gpu = Gpu::open(&adapter::choose(options.adapter.as_deref())?)?;
         let exchange = Arc::new(Exchange::new(ranks, options.timeout));
+        let info = gpu.device.adapter_info();
+        let device = format!("{} ({:?}, {} {})", info.name, info.backend, info.driver, info.driver_info);
         let rank = |rank| Wgpu {
             caps: Caps {
                 backend: BACKEND,
+                device: device.clone(),
                 numerics: options.numerics,
                 rank,
                 ranks,
@@ -80,12 +83,6 @@ impl Wgpu {
             exchange: exchange.clone(),
         };
         Ok((0..ranks).map(rank).collect())
-    }
-
-    /// The adapter's name and driver.
-    pub fn adapter(&self) -> String {
-        let info = self.stream.gpu.device.adapter_info();
-        format!("{} ({:?}, {} {})", info.name, info.backend, info.driver, info.driver_info)
     }
 
     /// The rank's commands.

@@ -47,7 +47,7 @@ pub(crate) fn alloc(gpu: &Arc<Gpu>, dtype: DType, shape: &[usize]) -> Result<Ten
 /// The buffer of a tensor that lives on this device.
 pub(crate) fn of<'a>(op: &'static str, gpu: &Arc<Gpu>, tensor: &'a Tensor) -> Result<&'a Buffer> {
     let foreign = Error::ForeignTensor { op, backend: BACKEND };
-    let buffer = tensor.storage().downcast_ref::<Buffer>().ok_or(foreign)?;
+    let buffer = tensor.storage::<Buffer>().ok_or(foreign)?;
     if Arc::ptr_eq(&buffer.gpu, gpu) { Ok(buffer) } else { Err(Error::ForeignTensor { op, backend: BACKEND }) }
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn alloc(dtype: DType, shape: &[usize]) -> Result<Tensor> {
 /// The memory of a tensor of this backend.
 pub(crate) fn of(op: &'static str, tensor: &Tensor) -> Result<Arc<HostMemory>> {
     let foreign = Error::ForeignTensor { op, backend: BACKEND };
-    tensor.storage().clone().downcast::<HostMemory>().map_err(|_| foreign)
+    tensor.shared_storage::<HostMemory>().ok_or(foreign)
 }
 
 impl HostMemory {

@@ -10,6 +10,8 @@ use crate::tensor::{DType, Memory, Tensor};
 pub struct Caps {
     /// `host`, `wgpu` or `cuda`.
     pub backend: &'static str,
+    /// The device, in words.
+    pub device: String,
     /// The arithmetic of its matrix products.
     pub numerics: NumericModel,
     /// This rank.
@@ -43,7 +45,7 @@ pub trait EventState: std::any::Any + Send + Sync + std::fmt::Debug {}
 /// Ops are queued in the order of the calls; only [`read`](Backend::read) and [`wait`](Backend::wait) block. An op
 /// never reads a group size, an offset or a count on the host. Ops take [`Checked`] arguments, so an implementation
 /// need not look at shapes again.
-pub trait Backend: Send + Sync {
+pub trait Backend: std::fmt::Debug + Send + Sync {
     /// What this backend is and can do.
     fn caps(&self) -> &Caps;
 

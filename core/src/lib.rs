@@ -9,6 +9,7 @@ pub mod backend;
 pub mod error;
 pub mod exchange;
 pub mod host;
+pub mod lockstep;
 pub mod moe;
 pub mod nn;
 pub mod numerics;

@@ -55,15 +55,35 @@ pub struct Tensor {
     memory: Memory,
 }
 
+/// The buffers of one tensor on two backends.
+struct Twins(Arc<dyn Any + Send + Sync>, Arc<dyn Any + Send + Sync>);
+
 impl Tensor {
     /// A view of a whole new buffer; for backends.
     pub fn from_storage(storage: Arc<dyn Any + Send + Sync>, shape: &[usize], dtype: DType, memory: Memory) -> Tensor {
         Tensor { storage, offset: 0, shape: shape.to_vec(), dtype, memory }
     }
 
-    /// The buffer, for the backend that made it.
-    pub fn storage(&self) -> &Arc<dyn Any + Send + Sync> {
-        &self.storage
+    /// The buffer, for the backend that made it; None if another one did.
+    pub fn storage<T: Any + Send + Sync>(&self) -> Option<&T> {
+        match self.storage.downcast_ref::<Twins>() {
+            Some(Twins(a, b)) => a.downcast_ref().or_else(|| b.downcast_ref()),
+            None => self.storage.downcast_ref(),
+        }
+    }
+
+    /// The same, shared.
+    pub fn shared_storage<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        let shared = |any: &Arc<dyn Any + Send + Sync>| any.clone().downcast().ok();
+        match self.storage.downcast_ref::<Twins>() {
+            Some(Twins(a, b)) => shared(a).or_else(|| shared(b)),
+            None => shared(&self.storage),
+        }
+    }
+
+    /// One tensor with the buffers of two, of different backends, each of which finds its own: see [`crate::lockstep`].
+    pub(crate) fn twins(a: &Tensor, b: &Tensor) -> Tensor {
+        Tensor { storage: Arc::new(Twins(a.storage.clone(), b.storage.clone())), ..a.clone() }
     }
 
     /// First element of the view, counted in elements from the start of the buffer.

@@ -3,7 +3,6 @@
 //! Each token is computed from the whole visible context. A row's bits do not depend on what stands beside it, so keys and
 //! values from a cache would be the same ones.
 
-use dropless_core::host::{Host, HostOptions};
 use dropless_core::nn::Tokens;
 use dropless_core::ops::NONE;
 use dropless_core::{Backend, DType};
@@ -20,7 +19,7 @@ use crate::train::state;
 /// A model that continues text.
 #[derive(Debug)]
 pub struct Generator {
-    host: Host,
+    backend: Box<dyn Backend>,
     model: Model,
     window: usize,
 }
@@ -32,24 +31,18 @@ impl Generator {
     /// [`Error::Checkpoint`] for tensors that do not fit; those of the backend.
     pub fn open(checkpoint: &Checkpoint, options: &TrainOptions) -> Result<Generator> {
         let config = &checkpoint.state.config;
-        let host = Host::new(HostOptions {
-            numerics: config.train.numerics.into(),
-            threads: options.threads,
-            simd: options.simd,
-            ..HostOptions::default()
-        })?;
+        let backend = options.open_one(config.train.numerics.into())?;
         let window = config.train.sequence_length;
-        let backend: &dyn Backend = &host;
         // One sequence is one shard and one piece, however the run was cut.
         let alone = Config { moe: crate::config::MoeConfig { chunks: 1, memory_budget_mb: 0 }, ..config.clone() };
-        let mut model = Model::new(backend, &alone, &Tokens::new(backend, 1, window, 1)?)?;
-        state::load(backend, &mut model, &checkpoint.weights, None)?;
-        Ok(Generator { host, model, window })
+        let mut model = Model::new(&*backend, &alone, &Tokens::new(&*backend, 1, window, 1)?)?;
+        state::load(&*backend, &mut model, &checkpoint.weights, None)?;
+        Ok(Generator { backend, model, window })
     }
 
     /// Logits of the token after `ids`, of which the last [`sequence_length`](crate::config::TrainConfig) count.
     fn logits(&self, ids: &[u32]) -> Result<Vec<f32>> {
-        let backend: &dyn Backend = &self.host;
+        let backend = &*self.backend;
         let context = &ids[ids.len().saturating_sub(self.window)..];
         let len = context.len();
         let tokens = Tokens::new(backend, 1, len, 1)?;

@@ -3,6 +3,7 @@
 //! Read in this order: [`config`] (every key), [`data`] (text to batches), [`schedule`] and [`init`] (pure functions of
 //! step and seed), [`model`], [`train`] (the steps), [`checkpoint`] (what a run leaves behind), [`cli`] (the commands).
 
+mod backends;
 pub mod bench;
 pub mod checkpoint;
 pub mod cli;

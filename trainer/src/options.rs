@@ -4,6 +4,18 @@ use std::path::PathBuf;
 
 use dropless_core::host::Simd;
 
+/// A backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackendKind {
+    /// CPU threads.
+    #[default]
+    Host,
+    /// Any GPU.
+    Wgpu,
+    /// Both, op by op, with their bits compared ([`dropless_core::lockstep`]).
+    WgpuBesideHost,
+}
+
 /// Where a training run computes and writes.
 #[derive(Clone, Debug)]
 pub struct TrainOptions {
@@ -11,10 +23,29 @@ pub struct TrainOptions {
     pub out: PathBuf,
     /// Continue from the newest complete checkpoint in `out`.
     pub resume: bool,
+    /// The backend.
+    pub backend: BackendKind,
+    /// The GPU of the wgpu backend: an index or a part of its name; `DROPLESS_ADAPTER` or the best one if None.
+    pub adapter: Option<String>,
     /// In-process ranks.
     pub ranks: usize,
     /// Threads; 0 for one for each core.
     pub threads: usize,
     /// Vector instructions; the best of the machine if None.
     pub simd: Option<Simd>,
+}
+
+impl Default for TrainOptions {
+    /// One rank of the host in the current directory.
+    fn default() -> Self {
+        TrainOptions {
+            out: PathBuf::new(),
+            resume: false,
+            backend: BackendKind::default(),
+            adapter: None,
+            ranks: 1,
+            threads: 0,
+            simd: None,
+        }
+    }
 }

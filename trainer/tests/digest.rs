@@ -40,7 +40,7 @@ fn config(more: &[&str]) -> Config {
 }
 
 fn options(out: &Path) -> TrainOptions {
-    TrainOptions { out: out.to_path_buf(), resume: false, ranks: 1, threads: 2, simd: None }
+    TrainOptions { out: out.to_path_buf(), threads: 2, ..TrainOptions::default() }
 }
 
 fn digest(config: &Config, change: impl FnOnce(&mut TrainOptions)) -> String {

@@ -37,7 +37,7 @@ pub(super) fn alloc(dtype: DType, shape: &[usize], memory: Memory, available: u6
 }
 
 fn buffer<'a>(op: &'static str, tensor: &'a Tensor) -> Result<&'a Buffer> {
-    tensor.storage().downcast_ref::<Buffer>().ok_or(Error::ForeignTensor { op, backend: "host" })
+    tensor.storage::<Buffer>().ok_or(Error::ForeignTensor { op, backend: "host" })
 }
 
 /// A tensor locked for reading.

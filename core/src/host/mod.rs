@@ -92,8 +92,10 @@ impl Host {
             .build()
             .map_err(|e| unavailable(format!("no threads: {e}")))?;
         let (pool, exchange) = (Arc::new(pool), Arc::new(Exchange::new(ranks, options.timeout)));
+        let device = format!("{} threads, {simd:?}", pool.current_num_threads()).to_lowercase();
         let caps = |rank| Caps {
             backend: "host",
+            device: device.clone(),
             numerics: options.numerics,
             rank,
             ranks,

@@ -9,6 +9,7 @@ mod group_quantize;
 mod grouped_gemm;
 mod map;
 mod offload;
+mod outputs;
 mod route;
 
 pub use all_to_all::{AllToAll, Counts};
@@ -18,6 +19,7 @@ pub use group_quantize::{BlockFormat, ColumnBlocks, GroupQuantize, RowBlocks};
 pub use grouped_gemm::{Extents, GemmKind, GroupedGemm, Operand};
 pub use map::*;
 pub use offload::Offload;
+pub use outputs::Output;
 pub use route::{Balance, Layout, NONE, Plan, Route, Score, TopK, TopKGrad, Window};
 pub(crate) use route::{Chooser, Sequence, known};
 

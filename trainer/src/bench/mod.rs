@@ -3,12 +3,12 @@
 //! Each line is the median of several runs after a warm-up, on random data, and counts useful work only. Peers run
 //! interleaved with what they are compared with, so that both see the same machine.
 
-mod host;
+mod ops;
 mod peer;
 
 use std::time::{Duration, Instant};
 
-pub use host::host;
+pub use ops::run;
 
 /// Measured runs of a line.
 const RUNS: usize = 7;

@@ -1,10 +1,16 @@
-//! `dropless doctor`: what this machine and this program offer.
+//! `dropless doctor`: what this machine and this program offer, and whether it computes the right bits.
 
 use std::fmt::Write;
 
 use dropless_core::host::Simd;
+use dropless_wgpu::AdapterReport;
 
-/// One line for each backend.
+use crate::config::Config;
+use crate::error::Result;
+use crate::options::{BackendKind, TrainOptions};
+use crate::train::steps_in_memory;
+
+/// One line for each backend and adapter.
 pub(super) fn report() -> String {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut out = format!("dropless {}\n", env!("CARGO_PKG_VERSION"));
@@ -23,7 +29,44 @@ pub(super) fn report() -> String {
         .collect();
     // Writing to a string cannot fail.
     let _ = writeln!(out, "host  available: {threads} threads; {}", simd.join(", "));
-    let _ = writeln!(out, "wgpu  not in this version: its crate is not written yet");
+    let adapters = dropless_wgpu::adapters();
+    if adapters.is_empty() {
+        let _ = writeln!(out, "wgpu  no adapter; install a Vulkan driver (mesa-vulkan-drivers has one for CPUs)");
+    }
+    for adapter in &adapters {
+        let AdapterReport { index, name, api, kind, driver, max_buffer_bytes } = adapter;
+        let state = check(*index);
+        let mib = max_buffer_bytes >> 20;
+        let _ = writeln!(out, "wgpu  {index}: {name} ({api}, {kind}, {driver}; buffers up to {mib} MiB): {state}");
+    }
     let _ = writeln!(out, "cuda  not in this version: its crate is not written yet");
     out
+}
+
+/// A model that one step takes through every op of training in a moment.
+const TINY: [&str; 10] = [
+    "model.hidden_size=32",
+    "model.intermediate_size=32",
+    "model.moe_intermediate_size=32",
+    "model.num_hidden_layers=2",
+    "model.num_attention_heads=1",
+    "model.n_routed_experts=4",
+    "train.recipe=\"mxfp8\"",
+    "train.sequence_length=16",
+    "train.batch_size=4",
+    "train.micro_batch_size=4",
+];
+
+/// Whether an adapter computes the bits of the host in a training step.
+fn check(adapter: usize) -> String {
+    let options = TrainOptions {
+        backend: BackendKind::WgpuBesideHost,
+        adapter: Some(adapter.to_string()),
+        ..TrainOptions::default()
+    };
+    let step = || -> Result<String> { steps_in_memory(&Config::load(None, &TINY.map(str::to_owned))?, &options, 1) };
+    match step() {
+        Ok(_) => "available, a training step has the bits of the host".into(),
+        Err(error) => format!("unusable: {error}"),
+    }
 }

@@ -3,9 +3,10 @@
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | `verify` found a tensor past its bound |
+//! | 1 | `verify` found a tensor past its bound, or `bisect` an op with other bits |
 //! | 2 | nothing done, or not all: one line on the error output says why |
 
+mod bisect;
 mod doctor;
 mod runs;
 mod train;
@@ -23,7 +24,7 @@ use crate::checkpoint::{Checkpoint, newest};
 use crate::config::{Numerics, Recipe};
 use crate::error::{Error, Result};
 use crate::generate::Generator;
-use crate::options::TrainOptions;
+use crate::options::{BackendKind, TrainOptions};
 use crate::sample::Sampling;
 use crate::train::reference;
 use crate::verify::Report;
@@ -47,7 +48,9 @@ enum Command {
     Generate(GenerateArgs),
     /// Compare a model directory (config.json, model.safetensors, expected.safetensors) with what is computed here
     Verify(VerifyArgs),
-    /// Say which backends there are on this machine, and why others are not
+    /// Run training steps on a backend beside the host and name the first op whose bits differ
+    Bisect(bisect::BisectArgs),
+    /// Say which backends there are on this machine, whether they compute the host's bits, and why others are not there
     Doctor,
     /// Measure the speed of a backend's ops
     Bench(BenchArgs),
@@ -59,6 +62,9 @@ struct Machine {
     /// Backend
     #[arg(long, value_enum, default_value_t = BackendName::Auto)]
     backend: BackendName,
+    /// GPU of the wgpu backend, by index or part of its name [default: DROPLESS_ADAPTER, or the best one]
+    #[arg(long, value_name = "NAME")]
+    adapter: Option<String>,
     /// In-process ranks that share the experts
     #[arg(long, default_value_t = 1, value_name = "N")]
     ranks: usize,
@@ -72,11 +78,11 @@ struct Machine {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum BackendName {
-    /// The best one there is
+    /// The fastest one there is: today always host
     Auto,
     /// CPU threads
     Host,
-    /// Any GPU (not in this version)
+    /// Any GPU, by integer arithmetic: the host's bits
     Wgpu,
     /// NVIDIA GPUs (not in this version)
     Cuda,
@@ -95,25 +101,29 @@ enum SimdName {
 impl Machine {
     /// The options for a run in `out`.
     fn options(&self, out: PathBuf, resume: bool) -> Result<TrainOptions> {
-        self.backend.require()?;
         let simd = self.simd.map(|name| match name {
             SimdName::Plain => Simd::Plain,
             SimdName::Avx2 => Simd::Avx2,
             SimdName::Avx512 => Simd::Avx512,
         });
-        Ok(TrainOptions { out, resume, ranks: self.ranks, threads: self.threads, simd })
+        Ok(TrainOptions {
+            out,
+            resume,
+            backend: self.backend.kind()?,
+            adapter: self.adapter.clone(),
+            ranks: self.ranks,
+            threads: self.threads,
+            simd,
+        })
     }
 }
 
 impl BackendName {
-    /// An error unless the backend is part of this program.
-    fn require(self) -> Result<()> {
+    fn kind(self) -> Result<BackendKind> {
         match self {
-            BackendName::Auto | BackendName::Host => Ok(()),
-            BackendName::Wgpu | BackendName::Cuda => {
-                let name = if self == BackendName::Wgpu { "wgpu" } else { "cuda" };
-                Err(Error::Usage(format!("--backend {name}: not in this version; use --backend host")))
-            }
+            BackendName::Auto | BackendName::Host => Ok(BackendKind::Host),
+            BackendName::Wgpu => Ok(BackendKind::Wgpu),
+            BackendName::Cuda => Err(Error::Usage("--backend cuda: not in this version; use --backend host".into())),
         }
     }
 }
@@ -168,6 +178,9 @@ struct BenchArgs {
     /// Backend
     #[arg(value_enum, default_value_t = BackendName::Host)]
     backend: BackendName,
+    /// GPU of the wgpu backend, by index or part of its name [default: DROPLESS_ADAPTER, or the best one]
+    #[arg(long, value_name = "NAME")]
+    adapter: Option<String>,
     /// Threads; 0 for one for each core
     #[arg(long, default_value_t = 0, value_name = "N")]
     threads: usize,
@@ -213,11 +226,13 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Eval(args) => eval(args)?,
         Command::Generate(args) => generate(&args)?,
         Command::Verify(args) => return verify(args),
+        Command::Bisect(args) => return bisect::run(args),
         Command::Doctor => print!("{}", doctor::report()),
         Command::Bench(args) => {
-            let machine = Machine { backend: args.backend, ranks: 1, threads: args.threads, simd: args.simd };
+            let (backend, adapter, threads, simd) = (args.backend, args.adapter, args.threads, args.simd);
+            let machine = Machine { backend, adapter, ranks: 1, threads, simd };
             let options = machine.options(PathBuf::new(), false)?;
-            bench::host(&options, &mut std::io::stdout()).map_err(Error::Core)?;
+            bench::run(&options, &mut std::io::stdout())?;
         }
     }
     Ok(ExitCode::SUCCESS)

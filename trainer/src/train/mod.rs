@@ -1,10 +1,11 @@
 //! Training: [`run`] drives every rank through the steps of a configuration.
 //!
 //! `inputs` brings batches to the device, `step` computes gradients, `optimizer` turns those of all ranks into new weights,
-//! `state` exchanges tensors with checkpoints, `ranks` runs in-process ranks, `reference` computes another framework's
+//! `state` exchanges tensors with checkpoints, `ranks` runs in-process ranks, `in_memory` leaves no files behind, `reference` computes another framework's
 //! model directory.
 
 mod evaluate;
+mod in_memory;
 mod inputs;
 mod optimizer;
 pub mod ranks;
@@ -20,6 +21,7 @@ use dropless_core::nn::Tokens;
 use dropless_core::{Backend, Tensor};
 
 pub use evaluate::{Validation, evaluate};
+pub use in_memory::steps_in_memory;
 pub use step::StepResult;
 
 use crate::checkpoint::{self, Checkpoint, Meeting, Save, State};
@@ -138,6 +140,8 @@ impl<'a> Rank<'a> {
         let report = if backend.caps().rank == 0 {
             let progress = Progress::new(train.steps, done, train.log_interval);
             let (total, active) = (model.params.total(ranks), active(config, &model, ranks));
+            let caps = backend.caps();
+            progress.note(&format!("{} on {} ranks: {}, {:?}", caps.backend, ranks, caps.device, caps.numerics));
             progress.note(&format!("{total} parameters, {active} of them active for a token"));
             Some(Report { metrics: Metrics::open(&run.options.out, done)?, progress })
         } else {

@@ -1,6 +1,5 @@
 //! In-process ranks: one thread for each, all running the same function.
 
-use dropless_core::host::{Host, HostOptions};
 use dropless_core::{Backend, Error as CoreError, NumericModel};
 
 use crate::error::{Error, Result};
@@ -18,11 +17,10 @@ pub fn run<T: Send>(
     numerics: NumericModel,
     work: impl Fn(&dyn Backend) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    let host = HostOptions { numerics, threads: options.threads, simd: options.simd, ..HostOptions::default() };
-    let hosts = Host::ranks(options.ranks, host)?;
+    let ranks = options.open_ranks(numerics)?;
     let results: Vec<Result<T>> = std::thread::scope(|scope| {
         let work = &work;
-        let threads: Vec<_> = hosts.into_iter().map(|host| scope.spawn(move || work(&host))).collect();
+        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || work(&*rank))).collect();
         threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
     let consequence = |e: &Error| matches!(e, Error::Core(CoreError::Collective { .. }));

@@ -1,11 +1,10 @@
-//! The ops of the host backend.
+//! The ops of a backend.
 
 use std::convert::identity;
 use std::io::Write;
 use std::process::Command;
 use std::time::Duration;
 
-use dropless_core::host::{Host, HostOptions, Simd};
 use dropless_core::numerics::bf16;
 use dropless_core::ops::{
     AdamW, Attention, AttentionForward, AttentionShape, BlockFormat, ColumnBlocks, GemmKind, GroupQuantize,
@@ -30,36 +29,31 @@ struct Bench<'a> {
     out: &'a mut dyn Write,
 }
 
-/// Prints a line for each op.
+/// Prints a line for each op of a backend.
 ///
 /// # Errors
 /// Those of the ops.
-pub fn host(options: &TrainOptions, out: &mut dyn Write) -> Result<()> {
+pub fn run(options: &TrainOptions, out: &mut dyn Write) -> crate::Result<()> {
     let threads = match options.threads {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         n => n,
     };
-    let simd = options.simd.unwrap_or_else(Simd::best);
     let machine = processor().unwrap_or_else(|| std::env::consts::ARCH.into());
     let commit = commit().unwrap_or_else(|| "commit unknown".into());
-    let version = env!("CARGO_PKG_VERSION");
-    print(out, &format!("dropless {version} ({commit}), {machine}, {threads} threads, {simd:?}"));
-    for numerics in [NumericModel::Hopper, NumericModel::F32] {
-        let options = HostOptions { numerics, threads, simd: options.simd, ..HostOptions::default() };
-        let host = Host::new(options)?;
-        let mut bench = Bench { backend: &host, out: &mut *out };
-        if numerics == NumericModel::F32 {
-            bench.f32_against_gemm(threads)?;
-            continue;
-        }
-        for kind in [GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad] {
-            bench.grouped_gemm(kind)?;
-        }
-        bench.quantize("mxfp8", BlockFormat::Mxfp8 { floor: false })?;
-        bench.quantize("fp8 blocks", BlockFormat::Fp8Block { f32_scale: false })?;
-        bench.attention()?;
-        bench.adamw()?;
+    let hopper = options.open_one(NumericModel::Hopper)?;
+    let on = &hopper.caps().device;
+    print(out, &format!("dropless {} ({commit}), {on}, {machine}", env!("CARGO_PKG_VERSION")));
+    let mut bench = Bench { backend: &*hopper, out: &mut *out };
+    for kind in [GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad] {
+        bench.grouped_gemm(kind)?;
     }
+    bench.quantize("mxfp8", BlockFormat::Mxfp8 { floor: false })?;
+    bench.quantize("fp8 blocks", BlockFormat::Fp8Block { f32_scale: false })?;
+    bench.attention()?;
+    bench.adamw()?;
+    let f32 = options.open_one(NumericModel::F32)?;
+    let mut bench = Bench { backend: &*f32, out };
+    bench.f32_against_gemm(threads)?;
     Ok(())
 }
 

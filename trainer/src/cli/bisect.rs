@@ -1,0 +1,53 @@
+//! `dropless bisect`: where a backend leaves the bits of the host.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use dropless_core::Error as CoreError;
+
+use super::{BackendName, Machine};
+use crate::config::{Config, Numerics};
+use crate::error::{Error, Result};
+use crate::options::{BackendKind, TrainOptions};
+use crate::train::steps_in_memory;
+
+#[derive(Debug, Args)]
+pub(super) struct BisectArgs {
+    /// Configuration; keys that it leaves out are those of configs/default.toml
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    machine: Machine,
+    /// Arithmetic of the matrix products [default: train.numerics]
+    #[arg(long, value_enum)]
+    numerics: Option<Numerics>,
+    /// Training steps
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    steps: u64,
+    /// Change a key of the configuration, e.g. train.recipe='"mxfp8"'
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+pub(super) fn run(args: BisectArgs) -> Result<ExitCode> {
+    if args.machine.backend != BackendName::Wgpu {
+        return Err(Error::Usage("bisect compares a backend with the host: add --backend wgpu".into()));
+    }
+    let mut config = Config::load(args.config.as_deref(), &args.set)?;
+    if let Some(numerics) = args.numerics {
+        config.train.numerics = numerics;
+    }
+    let options = args.machine.options(PathBuf::new(), false)?;
+    let options = TrainOptions { backend: BackendKind::WgpuBesideHost, ..options };
+    match steps_in_memory(&config, &options, args.steps) {
+        Ok(digest) => {
+            println!("no op differs from the host in {} steps; digest {digest}", args.steps);
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(Error::Core(CoreError::Device { what, op, .. })) if what.contains("differs from host") => {
+            println!("{op}: {what}");
+            Ok(ExitCode::FAILURE)
+        }
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,44 @@
+//! Training steps that leave nothing behind but their digest: to compare backends and settings.
+
+use std::sync::Arc;
+
+use dropless_core::Backend;
+use dropless_core::nn::Tokens;
+
+use super::{optimizer, ranks, state, step};
+use crate::checkpoint::digest;
+use crate::config::Config;
+use crate::data::{Corpus, Position, Stream};
+use crate::error::Result;
+use crate::model::Model;
+use crate::options::TrainOptions;
+
+/// Trains from the initial weights, without files; returns the digest of weights and optimizer state.
+///
+/// # Errors
+/// A configuration or text that does not fit, and failures of the ranks.
+pub fn steps_in_memory(config: &Config, options: &TrainOptions, steps: u64) -> Result<String> {
+    config.check(options.ranks)?;
+    config.check_data()?;
+    let (train, _) = Corpus::load(config)?;
+    let train = Arc::new(train);
+    let hashes =
+        ranks::run(options, config.train.numerics.into(), |backend| on_rank(backend, config, train.clone(), steps))?;
+    Ok(digest(hashes.into_iter().flatten()))
+}
+
+fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Corpus>, steps: u64) -> Result<Vec<(String, [u8; 32])>> {
+    let (train, ranks) = (&config.train, backend.caps().ranks);
+    let tokens =
+        Tokens::new(backend, train.micro_batch_size / ranks, train.sequence_length, train.grad_shards / ranks)?;
+    let mut model = Model::new(backend, config, &tokens)?;
+    state::initialise(backend, &mut model, train.seed, config.model.initializer_range)?;
+    let mut stream = Stream::new(text, train.sequence_length, train.seed, Position::default())?;
+    for step in 1..=steps {
+        let batch = stream.next_batch(train.batch_size);
+        let (_, gradients, counts) = step::gradients(backend, config, &tokens, &model, &batch)?;
+        optimizer::update(backend, &mut model, train, &gradients, &counts, step)?;
+    }
+    let (weights, optimizer) = state::tensors(backend, &model)?;
+    Ok(weights.iter().chain(&optimizer).map(|t| (t.name.clone(), t.hash())).collect())
+}
