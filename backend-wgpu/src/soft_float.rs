@@ -92,8 +92,8 @@ impl Random {
             0 => EDGES[bits as usize % EDGES.len()] | sign,
             1 => (bits & 0x7F80_0000) | (bits & 7) << 20 | sign,
             2 => (bits & 0x007F_FFFF) >> (self.next() % 24) | sign,
-            3 => (bits & 0x007F_FFFF) + ((118 + self.next() % 20) << 23) | sign,
-            4 => (bits & 0x0FFF_FFFF) + 0x3A00_0000 | sign,
+            3 => ((bits & 0x007F_FFFF) + ((118 + self.next() % 20) << 23)) | sign,
+            4 => ((bits & 0x0FFF_FFFF) + 0x3A00_0000) | sign,
             _ => bits,
         }
     }

@@ -1,4 +1,6 @@
 //! Attention against the host, bit by bit. Values are finite: what a hidden key's infinity does is left open.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::cast_possible_truncation, reason = "the problems are small")]
 
 mod support;
 

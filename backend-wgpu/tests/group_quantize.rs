@@ -1,4 +1,6 @@
 //! Block quantization against the host, byte by byte: every format, layout and option.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::cast_possible_truncation, reason = "the problems are small")]
 
 mod support;
 

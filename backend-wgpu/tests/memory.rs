@@ -1,4 +1,6 @@
 //! Memory, copies and the exchange between ranks: bytes arrive where they belong and touch nothing else.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::cast_possible_truncation, reason = "the problems are small")]
 
 mod support;
 

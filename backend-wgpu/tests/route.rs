@@ -1,4 +1,6 @@
 //! Routing against the host, bit by bit.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::cast_possible_truncation, reason = "the problems are small")]
 
 mod support;
 

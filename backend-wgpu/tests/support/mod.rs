@@ -1,4 +1,5 @@
 //! What the op tests share: the backend under test, random values, and the comparison of bits.
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::numerics::bf16;
