@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::OP;
-use crate::error::{Error, Result, ensure};
+use crate::error::{Error, Result};
+use crate::host::offsets;
 
 /// The rows of the groups, one group after another: group g has the rows `0[g]..0[g + 1]`, from row 0 on.
 pub(super) struct Groups(Vec<usize>);
@@ -17,20 +18,9 @@ pub(super) struct Block {
 }
 
 impl Groups {
-    /// Offsets come from the device, so unlike shapes they are only known now.
+    /// Those of checked offsets.
     pub(super) fn ragged(offsets: &[u32], rows: usize) -> Result<Groups> {
-        let mut least = 0;
-        for (i, &offset) in offsets.iter().enumerate() {
-            let most = if i == 0 { 0 } else { rows };
-            ensure(
-                (least..=most).contains(&(offset as usize)),
-                OP,
-                "offsets",
-                || format!("from 0, ascending, at most {rows} (the rows of x)"),
-                || format!("offsets[{i}] = {offset} after {least}"),
-            )?;
-            least = offset as usize;
-        }
+        offsets::check(OP, offsets, rows)?;
         Ok(Groups(offsets.iter().map(|&o| o as usize).collect()))
     }
 

@@ -7,9 +7,9 @@ use rayon::prelude::*;
 
 use super::OP;
 use crate::error::{Result, ensure};
-use crate::host::Simd;
 use crate::host::memory::{Floats, Input, input, input_opt};
 use crate::host::product::{Axis, Elements, Matrix, product};
+use crate::host::{Simd, offsets};
 use crate::numerics::{NumericModel, bf16, e4m3, mma, ue8m0};
 use crate::ops::{Extents, GemmKind, Operand};
 
@@ -22,21 +22,8 @@ const FP8_BLOCK: usize = 128;
 pub(super) struct Groups<'a>(&'a [u32]);
 
 impl<'a> Groups<'a> {
-    /// The indices come from the device, so unlike shapes they are only known now.
     pub(super) fn new(offsets: &'a [u32], rows: usize) -> Result<Self> {
-        let invalid = |i: usize, expected: String| {
-            ensure(false, OP, "offsets", || expected, || format!("offsets[{i}] = {}", offsets[i]))
-        };
-        if offsets[0] != 0 {
-            invalid(0, "0 at the start".into())?;
-        }
-        if let Some(i) = (1..offsets.len()).find(|&i| offsets[i] < offsets[i - 1]) {
-            invalid(i, format!("ascending, so at least offsets[{}] = {}", i - 1, offsets[i - 1]))?;
-        }
-        let last = offsets.len() - 1;
-        if offsets[last] as usize > rows {
-            invalid(last, format!("at most {rows}, the rows of the ragged operands"))?;
-        }
+        offsets::check(OP, offsets, rows)?;
         Ok(Groups(offsets))
     }
 
