@@ -75,6 +75,18 @@ fn b212_a_value_of_the_wrong_type_is_refused_with_its_path() {
 }
 
 #[test]
+fn the_numbers_of_yarn_are_finite() {
+    let yarn = |numbers: &str| {
+        format!(r#"model.rope_scaling={{type="yarn", factor=2.0, original_max_position_embeddings=64, {numbers}}}"#)
+    };
+    for number in ["mscale", "mscale_all_dim", "beta_fast"] {
+        for value in ["nan", "inf"] {
+            assert_names(&refusal(1, &[&yarn(&format!("{number}={value}"))]), &[number]);
+        }
+    }
+}
+
+#[test]
 fn a_file_that_is_not_toml_is_refused_with_its_line() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("bad.toml");

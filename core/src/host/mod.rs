@@ -9,6 +9,7 @@ mod group_quantize;
 mod grouped_gemm;
 mod map;
 mod memory;
+mod offsets;
 mod product;
 mod route;
 mod simd;
@@ -39,6 +40,9 @@ pub struct HostOptions {
     /// How long a rank waits for the others in a collective before it fails.
     pub timeout: Duration,
 }
+
+/// The largest [`HostOptions::threads`]: at least as many as a machine has cores, and few enough to start at once.
+const MOST_THREADS: usize = 4096;
 
 impl Default for HostOptions {
     fn default() -> Self {
@@ -71,7 +75,8 @@ impl Host {
     /// One rank.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when the threads cannot be had or the machine lacks the asked-for instructions.
+    /// [`Error::Unavailable`] when the threads cannot be had, or are more than 4096, or the machine lacks the asked-for
+    /// instructions.
     pub fn new(options: HostOptions) -> Result<Host> {
         Ok(Host::ranks(1, options)?.remove(0))
     }
@@ -87,6 +92,9 @@ impl Host {
             Some(simd) if simd.available() => simd,
             Some(simd) => return Err(unavailable(format!("this machine has no {simd:?} instructions"))),
         };
+        if options.threads > MOST_THREADS {
+            return Err(unavailable(format!("{} threads asked for, expected at most {MOST_THREADS}", options.threads)));
+        }
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(options.threads)
             .build()

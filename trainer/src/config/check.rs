@@ -1,6 +1,6 @@
 //! The rules that values have to keep together. Each is one line naming fields and values.
 
-use super::{Config, ModelConfig, Recipe, Schedule, TrainConfig};
+use super::{Config, ModelConfig, Recipe, Schedule, TrainConfig, single};
 use crate::error::{Error, Result};
 
 fn need(ok: bool, message: impl FnOnce() -> String) -> Result<()> {
@@ -17,6 +17,12 @@ fn between(name: &str, value: f64, low: f64, high: f64) -> Result<()> {
 
 /// The largest of a rate or coefficient that makes any sense.
 const LARGE: f64 = 1e6;
+/// Steps are counted in f64 by the schedule and in 63 bits by TOML.
+const MOST_STEPS: u64 = 1 << 53;
+/// Tokens are counted in 32 bits on the device.
+const MOST_TOKENS: usize = 1 << 31;
+/// With fewer parameters, no size of a tensor overflows.
+const MOST_PARAMETERS: f64 = 1e13;
 
 impl Config {
     /// Verifies the whole configuration for a number of ranks, before anything is allocated.
@@ -180,6 +186,10 @@ impl ModelConfig {
             format!("model.intermediate_size is 0, but model.first_k_dense_replace asks for {dense} dense layers")
         })?;
         self.check_routing()?;
+        let parameters = self.parameters();
+        need(parameters <= MOST_PARAMETERS, || {
+            format!("[model] describes about {parameters:.1e} parameters, expected at most {MOST_PARAMETERS:.0e}")
+        })?;
         need(self.qk_rope_head_dim.is_multiple_of(2), || {
             format!("model.qk_rope_head_dim is {}, but rotary positions turn pairs", self.qk_rope_head_dim)
         })?;
@@ -202,8 +212,23 @@ impl ModelConfig {
                     rope.beta_fast, rope.beta_slow
                 )
             })?;
+            between("model.rope_scaling.beta_fast", rope.beta_fast, 0.0, LARGE)?;
+            between("model.rope_scaling.mscale", rope.mscale, 0.0, LARGE)?;
+            between("model.rope_scaling.mscale_all_dim", rope.mscale_all_dim, 0.0, LARGE)?;
         }
         Ok(())
+    }
+
+    /// About how many parameters there are: those of the matrices, as if each layer were both dense and sparse.
+    fn parameters(&self) -> f64 {
+        let [h, layers, heads] = [self.hidden_size, self.num_hidden_layers, self.num_attention_heads].map(|n| n as f64);
+        let [nope, rope, v] = [self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim].map(|n| n as f64);
+        let [q_rank, kv_rank] = [self.q_lora_rank, self.kv_lora_rank].map(|n| n as f64);
+        let q = heads * (nope + rope) * if q_rank == 0.0 { h } else { q_rank } + q_rank * h;
+        let kv = kv_rank * (h + heads * (nope + v)) + rope * h;
+        let experts = (self.n_routed_experts as f64 + self.n_shared_experts as f64) * self.moe_intermediate_size as f64;
+        let feed = 3.0 * h * (self.intermediate_size as f64 + experts) + h * self.n_routed_experts as f64;
+        2.0 * self.vocab_size as f64 * h + (layers + 1.0) * (q + kv + heads * v * h + feed)
     }
 
     fn check_routing(&self) -> Result<()> {
@@ -237,6 +262,14 @@ impl TrainConfig {
             ("train.sequence_length", self.sequence_length),
             ("train.grad_shards", self.grad_shards),
         ])?;
+        need(self.steps <= MOST_STEPS, || format!("train.steps is {}, expected at most {MOST_STEPS}", self.steps))?;
+        let (sequences, length) = (self.batch_size, self.sequence_length);
+        need(sequences.checked_mul(length).is_some_and(|tokens| tokens <= MOST_TOKENS), || {
+            format!(
+                "train.batch_size is {sequences} and train.sequence_length is {length}, expected at most {MOST_TOKENS} \
+                 tokens in a step"
+            )
+        })?;
         need(self.log_interval > 0, || "train.log_interval is 0, expected at least 1".into())?;
         let (batch, micro, shards) = (self.batch_size, self.micro_batch_size, self.grad_shards);
         need(batch.is_multiple_of(micro), || {
@@ -258,7 +291,10 @@ impl TrainConfig {
         for (name, beta) in [("train.beta1", self.beta1), ("train.beta2", self.beta2)] {
             need((0.0..1.0).contains(&beta), || format!("{name} is {beta}, expected 0 up to 1"))?;
         }
-        between("train.eps", self.eps, 0.0, 1.0)?;
+        // A weight that never had a gradient is divided by it alone.
+        need(single(self.eps) > 0.0 && self.eps <= 1.0, || {
+            format!("train.eps is {:e}, expected more than 0 (in f32) and at most 1", self.eps)
+        })?;
         between("train.max_grad_norm", self.max_grad_norm, 0.0, LARGE)?;
         between("train.bias_update_rate", self.bias_update_rate, 0.0, LARGE)?;
         between("train.aux_loss_coefficient", self.aux_loss_coefficient, 0.0, LARGE)?;

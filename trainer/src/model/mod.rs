@@ -153,7 +153,7 @@ impl Model {
         };
         let budget = match config.moe.memory_budget_mb {
             0 => u64::MAX,
-            mb => mb << 20,
+            mb => mb.saturating_mul(1 << 20),
         };
         for layer in model.all_layers() {
             if let Feed::Moe(moe) = &layer.feed {
