@@ -35,6 +35,8 @@ impl Saved {
     pub fn load(&mut self, backend: &dyn Backend) -> Result<Option<Tensor>> {
         if let (None, Some(host)) = (&self.device, &self.host) {
             let device = backend.alloc(host.dtype(), host.shape(), Memory::Device)?;
+            // Work that was queued earlier may still use the memory that was reused here.
+            backend.wait_for(Queue::Offload, &backend.record(Queue::Compute)?)?;
             Offload { from: host, to: &device }.run(backend)?;
             backend.wait_for(Queue::Compute, &backend.record(Queue::Offload)?)?;
             self.device = Some(device);

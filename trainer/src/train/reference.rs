@@ -106,17 +106,17 @@ fn fused(name: &str) -> String {
 
 fn batch(path: &Path, vocabulary: usize) -> Result<Batch> {
     let expected = TensorFiles::open_files(vec![path.to_path_buf()])?;
-    let ids = expected.get("input_ids")?;
+    let ids = expected.ids("input_ids")?;
     let bad = |what: String| Error::checkpoint(path, what);
-    let (&[_, sequence], 0) = (&ids.shape[..], ids.bytes.len() % 8) else {
-        return Err(bad(format!("input_ids has shape {:?}, expected [sequences, tokens] of I64", ids.shape)));
+    let shape = expected.shape("input_ids")?;
+    let sequence = match *shape {
+        [_, tokens] if tokens > 0 => tokens,
+        _ => return Err(bad(format!("input_ids has shape {shape:?}, expected [sequences, tokens]"))),
     };
-    let mut batch = Batch::new(sequence);
-    for (at, word) in ids.bytes.chunks_exact(8).enumerate() {
-        let id = i64::from_le_bytes(std::array::from_fn(|i| word[i]));
-        let id = u32::try_from(id).ok().filter(|&id| (id as usize) < vocabulary);
-        batch.ids.push(id.ok_or_else(|| bad(format!("input_ids[{at}] is outside the vocabulary of {vocabulary}")))?);
+    if let Some(at) = ids.iter().position(|&id| id as usize >= vocabulary) {
+        return Err(bad(format!("input_ids[{at}] is {}, outside the vocabulary of {vocabulary}", ids[at])));
     }
+    let mut batch = Batch { ids, ..Batch::new(sequence) };
     let position = |at: usize| u32::try_from(at % sequence).expect("a sequence is shorter than 2^32");
     let tokens = batch.ids.len();
     batch.positions = (0..tokens).map(position).collect();
