@@ -1,7 +1,7 @@
 //! What a run reports while it runs: `OUT/metrics.jsonl`, and a progress bar or plain lines.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{IsTerminal, Write};
+use std::io::{IsTerminal, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -51,13 +51,11 @@ pub struct Record {
     pub expert_load: Load,
     /// Validation loss, after steps that validate.
     pub validation_loss: Option<f64>,
-    /// Hash over all weights and optimizer state, at checkpoints and at the end.
-    pub digest: Option<String>,
 }
 
-/// A line of the file.
+/// A line of the file, without a digest.
 #[derive(Serialize)]
-struct Line<'a> {
+struct Line {
     step: u64,
     loss: f32,
     loss_bits: String,
@@ -70,8 +68,6 @@ struct Line<'a> {
     dropped: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     validation_loss: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    digest: Option<&'a str>,
 }
 
 impl Record {
@@ -87,7 +83,6 @@ impl Record {
             expert_load: self.expert_load,
             dropped: 0,
             validation_loss: self.validation_loss,
-            digest: self.digest.as_deref(),
         };
         serde_json::to_string(&line).unwrap_or_else(|e| unreachable!("plain numbers: {e}"))
     }
@@ -115,11 +110,16 @@ impl Metrics {
             fs::write(&temporary, kept).map_err(Error::io(&temporary))?;
             fs::rename(&temporary, &path).map_err(Error::io(&path))?;
         }
-        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(Error::io(&path))?;
+        let open = || {
+            let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+            file.seek(SeekFrom::End(0))?;
+            Ok(file)
+        };
+        let file = open().map_err(Error::io(&path))?;
         Ok(Metrics { path, file })
     }
 
-    /// Adds a line.
+    /// Adds a line. Comes before the checkpoint of its step, so that a run that goes on from there has the line.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -127,7 +127,23 @@ impl Metrics {
         let line = record.line() + "\n";
         self.file.write_all(line.as_bytes()).map_err(Error::io(&self.path))
     }
+
+    /// Adds the digest of the checkpoint to the last line: the hash over all weights and optimizer state.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn add_digest(&mut self, digest: &str) -> Result<()> {
+        let end = format!(",\"digest\":\"{digest}\"}}\n");
+        let write = |file: &mut File| {
+            file.seek(SeekFrom::End(-LINE_END))?;
+            file.write_all(end.as_bytes())
+        };
+        write(&mut self.file).map_err(Error::io(&self.path))
+    }
 }
+
+/// Length of the brace and the newline that end a line.
+const LINE_END: i64 = 2;
 
 /// Whether a line is whole and belongs to a step up to `done`.
 fn is_before(line: &str, done: u64) -> bool {
@@ -171,7 +187,7 @@ impl Progress {
                 bar.set_message(numbers);
             }
             None if record.step.is_multiple_of(self.interval) || record.step == self.steps => {
-                println!("step {}/{}  {numbers}", record.step, self.steps);
+                say(&format!("step {}/{}  {numbers}", record.step, self.steps));
             }
             None => {}
         }
@@ -180,8 +196,8 @@ impl Progress {
     /// Shows a line that stays.
     pub fn note(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| println!("{line}")),
-            None => println!("{line}"),
+            Some(bar) => bar.suspend(|| say(line)),
+            None => say(line),
         }
     }
 
@@ -193,11 +209,16 @@ impl Progress {
     }
 }
 
+/// A line on the standard output. A closed one (`dropless train | head`) must not end a run.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn record(step: u64, digest: Option<&str>) -> Record {
+    fn record(step: u64) -> Record {
         Record {
             step,
             loss: 1.5,
@@ -207,17 +228,22 @@ mod tests {
             tflops: 0.5,
             expert_load: Load::of(&[3, 1, 2]),
             validation_loss: None,
-            digest: digest.map(str::to_owned),
         }
     }
 
     #[test]
     fn a_line_has_the_bits_of_the_loss_and_no_dropped_token() {
-        let line = record(7, Some("abc")).line();
+        let out = tempfile::tempdir().unwrap();
+        let mut metrics = Metrics::open(out.path(), 0).unwrap();
+        metrics.write(&record(7)).unwrap();
+        metrics.add_digest("abc").unwrap();
+        metrics.write(&record(8)).unwrap();
+        let text = fs::read_to_string(out.path().join("metrics.jsonl")).unwrap();
         let expected = "{\"step\":7,\"loss\":1.5,\"loss_bits\":\"3fc00000\",\"grad_norm\":0.25,\"lr\":0.001,\
                         \"tokens_per_s\":1000.0,\"tflops\":0.5,\"expert_load\":{\"min\":1,\"mean\":2.0,\"max\":3},\
                         \"dropped\":0,\"digest\":\"abc\"}";
-        assert_eq!(line, expected);
+        assert_eq!(text.lines().next().unwrap(), expected);
+        assert_eq!(text.lines().nth(1).unwrap(), expected.replace(":7,", ":8,").replace(",\"digest\":\"abc\"", ""));
     }
 
     #[test]
@@ -225,11 +251,12 @@ mod tests {
         let out = tempfile::tempdir().unwrap();
         let mut metrics = Metrics::open(out.path(), 0).unwrap();
         for step in 1..=4 {
-            metrics.write(&record(step, None)).unwrap();
+            metrics.write(&record(step)).unwrap();
         }
         metrics.file.write_all(b"{\"step\":5,\"lo").unwrap();
         let mut metrics = Metrics::open(out.path(), 2).unwrap();
-        metrics.write(&record(3, Some("new"))).unwrap();
+        metrics.write(&record(3)).unwrap();
+        metrics.add_digest("new").unwrap();
         let text = fs::read_to_string(out.path().join("metrics.jsonl")).unwrap();
         let steps: Vec<u64> = text
             .lines()

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use dropless::Config;
-use dropless::checkpoint::{Checkpoint, Meeting, NamedTensor, Save, State, TensorFiles, digest, newest, save};
+use dropless::checkpoint::{
+    Checkpoint, Meeting, NamedTensor, Save, State, TensorFiles, digest, newest, remove_incomplete, save,
+};
 use dropless::data::Position;
 use safetensors::Dtype;
 use tempfile::{TempDir, tempdir};
@@ -108,6 +110,18 @@ fn the_last_n_stay() {
 }
 
 #[test]
+fn a_damaged_later_checkpoint_does_not_displace_a_good_one() {
+    let out = tempdir().unwrap();
+    save_one(out.path(), 1, 1.0, 1).unwrap();
+    let damaged = directory(out.path(), 9);
+    fs::create_dir(&damaged).unwrap();
+    fs::write(damaged.join("state.json"), "{}").unwrap();
+    save_one(out.path(), 2, 2.0, 1).unwrap();
+    assert_eq!(listing(out.path()), ["step-000002", "step-000009"]);
+    assert_eq!(value(&find(out.path()).0), 2.0);
+}
+
+#[test]
 fn a_step_that_is_saved_again_replaces_the_old_one() {
     let out = tempdir().unwrap();
     save_one(out.path(), 1, 1.0, 0).unwrap();
@@ -126,8 +140,11 @@ fn b18a_an_interrupted_save_is_ignored_and_removed_with_a_message() {
     fs::copy(directory(out.path(), 10).join("model.safetensors"), half.join("model.safetensors")).unwrap();
     // Killed while an older one was being removed.
     fs::create_dir(out.path().join("checkpoints/step-000005.tmp-old-4711")).unwrap();
+    // Who only reads leaves it alone: it may be the save of a run that goes on.
     let (checkpoint, notes) = find(out.path());
-    assert_eq!((checkpoint.state.step, value(&checkpoint)), (10, 1.0));
+    assert_eq!((checkpoint.state.step, value(&checkpoint), notes.len()), (10, 1.0, 0));
+    assert_eq!(listing(out.path()).len(), 3);
+    let notes = remove_incomplete(out.path()).unwrap();
     assert_eq!(notes.len(), 2);
     assert!(notes.iter().any(|note| note.contains("step-000020.tmp-4711")), "{notes:?}");
     assert_eq!(listing(out.path()), ["step-000010"]);
@@ -350,7 +367,7 @@ fn save_ranks(out: &Path, ranks: usize) -> Vec<dropless::Result<Option<dropless:
     let meeting = Meeting::new(ranks);
     std::thread::scope(|scope| {
         let start = |rank: usize| {
-            let meeting = meeting.clone();
+            let meeting = &meeting;
             scope.spawn(move || {
                 let own = EXPERTS / ranks;
                 let mut weights: Vec<NamedTensor> =
@@ -363,7 +380,7 @@ fn save_ranks(out: &Path, ranks: usize) -> Vec<dropless::Result<Option<dropless:
                 }
                 let state = state(1);
                 let (weights, optimizer) = (&weights[..], &optimizer[..]);
-                save(&Save { out, rank, ranks, weights, optimizer, state: &state, keep: 0 }, &meeting)
+                save(&Save { out, rank, ranks, weights, optimizer, state: &state, keep: 0 }, meeting)
             })
         };
         let threads: Vec<_> = (0..ranks).map(start).collect();
@@ -413,6 +430,21 @@ fn b180_a_tensor_that_two_ranks_save_is_an_error_for_both() {
     let [first, second] = results.map(|result| result.unwrap_err().to_string());
     assert!(first.contains("lm_head.weight is in both"), "{first}");
     assert!(second.contains("another rank"), "{second}");
+    assert!(listing(out.path()).is_empty());
+}
+
+#[test]
+fn a_rank_that_is_gone_is_not_waited_for() {
+    let out = tempdir().unwrap();
+    let (meeting, state) = (Meeting::new(2), state(1));
+    let all = Save { out: out.path(), rank: 0, ranks: 2, weights: &[], optimizer: &[], state: &state, keep: 0 };
+    let error = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| save(&all, &meeting).unwrap_err().to_string());
+        scope.spawn(|| drop(meeting.seat()));
+        waiting.join().unwrap()
+    });
+    assert!(error.contains("another rank"), "{error}");
+    assert!(save(&all, &meeting).is_err(), "nor later");
     assert!(listing(out.path()).is_empty());
 }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use dropless::checkpoint::{Meeting, NamedTensor, Save, State, TensorFiles, newest, save};
 use dropless::config::single;
 use tempfile::{TempDir, tempdir};
 
@@ -134,6 +135,66 @@ fn b210_shapes_that_cannot_be() {
     refused(&["--ranks", "3"], &["n_routed_experts is 4", "3 ranks"]);
     refused(&["--set", "model.vocab_size=256"], &["vocab_size is 256", "257"]);
     assert!(!dir.path().join("run/checkpoints").exists());
+}
+
+#[test]
+fn sizes_past_every_machine() {
+    let dir = workplace();
+    for (key, words) in [
+        ("model.n_shared_experts=9223372036854775807", &["parameters", "at most"][..]),
+        ("model.n_routed_experts=1099511627776", &["parameters", "at most"]),
+        ("train.batch_size=4611686018427387904", &["train.batch_size is 4611686018427387904", "tokens"]),
+        ("train.eps=1e-50", &["train.eps is 1e-50", "more than 0"]),
+    ] {
+        assert_refused(&train(dir.path(), &["--set", key]), words);
+    }
+    assert_refused(&train(dir.path(), &["--steps", "18446744073709551615"]), &["train.steps", "at most"]);
+    assert_refused(&train(dir.path(), &["--threads", "100000000000"]), &["100000000000 threads", "at most"]);
+}
+
+#[test]
+fn no_steps_leave_the_first_weights_as_a_checkpoint() {
+    let dir = workplace();
+    for ranks in ["1", "2"] {
+        let out = format!("run-{ranks}");
+        let printed = assert_done(&dropless(
+            dir.path(),
+            &["train", "tiny.toml", "--steps", "0", "--ranks", ranks, "--out", &out],
+        ));
+        assert!(printed.contains("validation loss") && printed.contains("step-000000"), "{printed}");
+        assert_done(&dropless(dir.path(), &["eval", &out]));
+    }
+    let [one, two] = ["run-1", "run-2"].map(|out| {
+        let resumed = dropless(dir.path(), &["train", "--resume", "--out", out, "--steps", "3"]);
+        digest(&assert_done(&resumed))
+    });
+    assert_eq!((&one, &two), (&uninterrupted(dir.path(), "3"), &one));
+}
+
+/// A run that is being trained: others may read it, and nobody else may train it.
+#[test]
+fn a_run_belongs_to_one_process() {
+    let dir = workplace();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_dropless"))
+        .args(["train", "tiny.toml", "--out", "run", "--steps", "100000", "--set", "train.keep_checkpoints=2"])
+        .current_dir(dir.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let run = dir.path().join("run");
+    while last_step(&run) < 3 {
+        assert!(child.try_wait().unwrap().is_none(), "ended too early");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let second = dropless(dir.path(), &["train", "--resume", "--out", "run"]);
+    let read = dropless(dir.path(), &["generate", "run", "--prompt", "line", "--tokens", "1"]);
+    let alive = child.try_wait().unwrap().is_none();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_refused(&second, &["run", "another process"]);
+    // A checkpoint may go while it is read, but what is being saved stays.
+    assert!(!text(&read.stderr).contains("removed"), "{}", text(&read.stderr));
+    assert!(alive, "the run goes on");
 }
 
 #[test]
@@ -264,6 +325,30 @@ fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint() 
         train(dir.path(), &["--set", "train.learning_rate=1e6", "--set", "train.max_grad_norm=0.0", "--steps", "50"]);
     assert_refused(&run, &["step ", "not finite", "last good checkpoint: run/checkpoints/step-"]);
     assert!(dropless(dir.path(), &["eval", "run"]).status.success());
+}
+
+/// Infinity in one weight of a checkpoint whose hashes are right.
+#[test]
+fn a_weight_that_is_not_finite_is_named_whatever_rank_has_it() {
+    let dir = workplace();
+    for weight in ["model.norm.weight", "model.layers.1.mlp.experts.3.up_proj.weight"] {
+        let _ = fs::remove_dir_all(dir.path().join("run"));
+        assert_done(&train(dir.path(), &["--steps", "1"]));
+        let good = newest(&dir.path().join("run")).unwrap().checkpoint.unwrap();
+        let all =
+            |files: &TensorFiles| -> Vec<NamedTensor> { files.names().map(|name| files.get(name).unwrap()).collect() };
+        let (mut weights, optimizer) = (all(&good.weights), all(&good.optimizer));
+        weights.iter_mut().find(|t| t.name == weight).unwrap().bytes[..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+        let state = State { step: 2, ..good.state };
+        let out = dir.path().join("run");
+        let bad =
+            Save { out: &out, rank: 0, ranks: 1, weights: &weights, optimizer: &optimizer, state: &state, keep: 0 };
+        save(&bad, &Meeting::new(1)).unwrap();
+        for ranks in ["1", "2", "4"] {
+            let run = dropless(dir.path(), &["train", "--resume", "--out", "run", "--steps", "5", "--ranks", ranks]);
+            assert_refused(&run, &["step 3", weight, "not finite", "step-000002"]);
+        }
+    }
 }
 
 /// The largest step among the checkpoints in `run`, those that are being written included.

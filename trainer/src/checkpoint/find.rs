@@ -27,7 +27,7 @@ pub struct Checkpoint {
 pub struct Found {
     /// The newest undamaged checkpoint.
     pub checkpoint: Option<Checkpoint>,
-    /// A line for each directory that was passed over or removed, and why.
+    /// A line for each directory that was passed over, and why.
     pub notes: Vec<String>,
 }
 
@@ -69,13 +69,13 @@ impl Checkpoint {
     }
 }
 
-/// The newest undamaged checkpoint of the run in `out`. What an interrupted save left there is removed.
+/// The newest undamaged checkpoint of the run in `out`. Nothing is changed there: the run may still be saving.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] when there are checkpoints but none is undamaged, naming the newest; [`Error::Io`].
 pub fn newest(out: &Path) -> Result<Found> {
     let folder = out.join(FOLDER);
-    let mut notes = remove_incomplete(&folder)?;
+    let mut notes = Vec::new();
     let mut newest_error = None;
     for (_, path) in steps(&folder)?.into_iter().rev() {
         match Checkpoint::open(&path) {
@@ -103,9 +103,14 @@ pub(super) fn steps(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(steps)
 }
 
-fn remove_incomplete(folder: &Path) -> Result<Vec<String>> {
+/// Removes what an interrupted save left in the run in `out`, and says so in a line for each directory. For a process
+/// that owns the run.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn remove_incomplete(out: &Path) -> Result<Vec<String>> {
     let mut notes = Vec::new();
-    for path in entries(folder)? {
+    for path in entries(&out.join(FOLDER))? {
         if path.file_name().is_some_and(|name| name.to_string_lossy().contains(".tmp-")) {
             fs::remove_dir_all(&path).map_err(Error::io(&path))?;
             notes.push(format!("removed {}, which an interrupted save left behind", path.display()));

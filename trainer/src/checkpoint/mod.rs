@@ -16,8 +16,8 @@ mod save;
 mod tensors;
 
 pub use digest::digest;
-pub use find::{Checkpoint, Found, newest};
-pub use save::{Meeting, Save, Saved, save};
+pub use find::{Checkpoint, Found, newest, remove_incomplete};
+pub use save::{Meeting, Save, Saved, Seat, directory, save};
 pub use tensors::{NamedTensor, TensorFiles};
 
 use std::collections::BTreeMap;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use dropless_core::Error as CoreError;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -15,28 +15,74 @@ use super::{FOLDER, FORMAT, Manifest, STATE, State, digest, find};
 use crate::error::{Error, Result};
 
 /// Where the ranks of one process wait for each other and learn whether all of them succeeded.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Meeting {
-    barrier: Arc<Barrier>,
-    failed: Arc<AtomicBool>,
+    ranks: usize,
+    state: Mutex<Rounds>,
+    changed: Condvar,
 }
 
+#[derive(Debug, Default)]
+struct Rounds {
+    /// Ranks that wait in the round that is open.
+    arrived: usize,
+    /// Rounds that are over.
+    over: u64,
+    /// Whether any rank failed or left, ever.
+    failed: bool,
+    /// Whether a rank left: no later round can end.
+    left: bool,
+    /// What the last round came to. The next one cannot end before every rank has read this.
+    outcome: bool,
+}
+
+/// A rank's part in a [`Meeting`]. A rank that drops it, however it ends, is waited for no more.
+#[derive(Debug)]
+pub struct Seat<'a>(&'a Meeting);
+
 impl Meeting {
-    /// A meeting of this many ranks; each takes a clone.
+    /// A meeting of this many ranks.
     pub fn new(ranks: usize) -> Meeting {
-        Meeting { barrier: Arc::new(Barrier::new(ranks)), failed: Arc::default() }
+        Meeting { ranks, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Waits for all ranks. False, for each of them, from the first failure of any on.
-    pub fn all(&self, ok: bool) -> bool {
-        if !ok {
-            self.failed.store(true, Ordering::SeqCst);
+    /// One for each rank, to be held as long as the rank may come.
+    pub fn seat(&self) -> Seat<'_> {
+        Seat(self)
+    }
+
+    fn state(&self) -> MutexGuard<'_, Rounds> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for all ranks. False, for each of them, from the first failure of any on, or when a rank is gone.
+    fn all(&self, ok: bool) -> bool {
+        let mut state = self.state();
+        state.failed |= !ok;
+        state.arrived += 1;
+        if state.arrived == self.ranks {
+            state.arrived = 0;
+            state.over += 1;
+            state.outcome = !state.failed;
+            self.changed.notify_all();
+            return state.outcome;
         }
-        self.barrier.wait();
-        let ok = !self.failed.load(Ordering::SeqCst);
-        // No rank may reach its next meeting, and fail there, before all have read this answer.
-        self.barrier.wait();
-        ok
+        let round = state.over;
+        while state.over == round {
+            if state.left {
+                return false;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.outcome
+    }
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        (state.failed, state.left) = (true, true);
+        self.0.changed.notify_all();
     }
 }
 
@@ -82,18 +128,18 @@ const STEMS: [&str; 2] = ["model", "optimizer"];
 /// Writes a checkpoint; every rank calls it. The first rank returns what was saved, the others None.
 ///
 /// # Errors
-/// [`Error::Io`] (for example a full disk) or [`Error::Checkpoint`], on every rank. What was written is removed again,
-/// and older checkpoints are as they were.
+/// [`Error::Io`] (for example a full disk) or [`Error::Checkpoint`] on a rank that failed, and
+/// [`dropless_core::Error::Collective`] on the others. What was written is removed again, and older checkpoints are as
+/// they were.
 pub fn save(save: &Save<'_>, meeting: &Meeting) -> Result<Option<Saved>> {
-    let folder = save.out.join(FOLDER);
-    let name = format!("step-{:06}", save.state.step);
-    let temporary = folder.join(format!("{name}.tmp-{}", std::process::id()));
+    let (folder, path) = (save.out.join(FOLDER), directory(save.out, save.state.step));
+    let temporary = with_suffix(&path, &format!(".tmp-{}", std::process::id()));
     let first = save.rank == 0;
     let done = (|| {
-        agree(meeting, &temporary, if first { create(&temporary) } else { Ok(()) })?;
-        agree(meeting, &temporary, write_part(save, &temporary))?;
-        let saved = if first { finish(save, &folder, &name, &temporary).map(Some) } else { Ok(None) };
-        agree(meeting, &temporary, saved)
+        agree(meeting, save.rank, if first { create(&temporary) } else { Ok(()) })?;
+        agree(meeting, save.rank, write_part(save, &temporary))?;
+        let saved = if first { finish(save, &folder, path, &temporary).map(Some) } else { Ok(None) };
+        agree(meeting, save.rank, saved)
     })();
     if done.is_err() && first {
         // The failure itself is what the caller has to know.
@@ -102,11 +148,23 @@ pub fn save(save: &Save<'_>, meeting: &Meeting) -> Result<Option<Saved>> {
     done
 }
 
+/// Where the checkpoint of a step of the run in `out` lies.
+pub fn directory(out: &Path, step: u64) -> PathBuf {
+    out.join(FOLDER).join(format!("step-{step:06}"))
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
 /// The value, if every rank has one; else this rank's error, or that another rank failed.
-fn agree<T>(meeting: &Meeting, path: &Path, mine: Result<T>) -> Result<T> {
+fn agree<T>(meeting: &Meeting, rank: usize, mine: Result<T>) -> Result<T> {
     let all = meeting.all(mine.is_ok());
     let value = mine?;
-    if all { Ok(value) } else { Err(Error::checkpoint(path, "another rank could not save its part")) }
+    let elsewhere = || CoreError::Collective { rank, op: "checkpoint", what: "another rank could not save".into() };
+    if all { Ok(value) } else { Err(Error::Core(elsewhere())) }
 }
 
 fn create(temporary: &Path) -> Result<()> {
@@ -137,7 +195,7 @@ fn write_part(save: &Save<'_>, temporary: &Path) -> Result<()> {
 }
 
 /// The first rank's work when all parts are written.
-fn finish(save: &Save<'_>, folder: &Path, name: &str, temporary: &Path) -> Result<Saved> {
+fn finish(save: &Save<'_>, folder: &Path, path: PathBuf, temporary: &Path) -> Result<Saved> {
     let mut files = BTreeMap::new();
     let mut hashes = Vec::new();
     let mut placed: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
@@ -173,7 +231,6 @@ fn finish(save: &Save<'_>, folder: &Path, name: &str, temporary: &Path) -> Resul
     let json = serde_json::to_string_pretty(&manifest).unwrap_or_else(|e| unreachable!("plain data: {e}"));
     write_file(&temporary.join(STATE), json.as_bytes())?;
     sync(temporary)?;
-    let path = folder.join(name);
     if path.exists() {
         // A damaged checkpoint of this step, or one of a run that was resumed from an earlier step.
         retire(&path)?;
@@ -182,9 +239,10 @@ fn finish(save: &Save<'_>, folder: &Path, name: &str, temporary: &Path) -> Resul
     sync(folder)?;
     sync(save.out)?;
     if save.keep > 0 {
-        let old = find::steps(folder)?;
-        for (_, path) in old.iter().rev().skip(save.keep) {
-            retire(path)?;
+        // Later steps can only be damaged ones that this run was resumed before; they do not count.
+        let old = find::steps(folder)?.into_iter().rev().filter(|(step, _)| *step <= save.state.step);
+        for (_, path) in old.skip(save.keep) {
+            retire(&path)?;
         }
     }
     Ok(Saved { path, digest: manifest.digest })
@@ -192,9 +250,7 @@ fn finish(save: &Save<'_>, folder: &Path, name: &str, temporary: &Path) -> Resul
 
 /// Removes a checkpoint, first from view, so that one that is half removed is never taken for a damaged one.
 fn retire(path: &Path) -> Result<()> {
-    let mut hidden = path.as_os_str().to_owned();
-    hidden.push(format!(".tmp-old-{}", std::process::id()));
-    let hidden = PathBuf::from(hidden);
+    let hidden = with_suffix(path, &format!(".tmp-old-{}", std::process::id()));
     fs::rename(path, &hidden).map_err(Error::io(path))?;
     fs::remove_dir_all(&hidden).map_err(Error::io(&hidden))
 }

@@ -44,6 +44,16 @@ impl NamedTensor {
         NamedTensor { name: name.into(), dtype: Dtype::F32, shape: shape.to_vec(), bytes }
     }
 
+    /// Whether no f32 element is infinite or NaN.
+    pub fn is_finite(&self) -> bool {
+        self.dtype != Dtype::F32 || self.floats().all(f32::is_finite)
+    }
+
+    /// The elements of an f32 tensor.
+    fn floats(&self) -> impl Iterator<Item = f32> {
+        self.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+    }
+
     /// Hash of element type, shape and elements.
     pub fn hash(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new();
@@ -230,9 +240,7 @@ impl TensorFiles {
             return Err(bad(format!("is {}, but there are scales for it, {scale}", tensor.dtype)));
         }
         match tensor.dtype {
-            Dtype::F32 => {
-                Ok(tensor.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
-            }
+            Dtype::F32 => Ok(tensor.floats().collect()),
             Dtype::BF16 => {
                 Ok(tensor.bytes.chunks_exact(2).map(|b| bf16::to_f32(u16::from_le_bytes([b[0], b[1]]))).collect())
             }

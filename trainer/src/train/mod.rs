@@ -13,12 +13,13 @@ pub mod reference;
 pub mod state;
 mod step;
 
-use std::path::PathBuf;
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use dropless_core::nn::Tokens;
-use dropless_core::{Backend, Tensor};
+use dropless_core::{Backend, DType, Error as CoreError, Tensor};
 
 pub use evaluate::{Validation, evaluate};
 pub use in_memory::steps_in_memory;
@@ -70,7 +71,9 @@ pub fn run(config: &Config, options: &TrainOptions) -> Result<Summary> {
     config.check_data()?;
     let (train, validation) = Corpus::load(config)?;
     let mut from = None;
+    let _lock = lock(&options.out)?;
     if options.resume {
+        checkpoint::remove_incomplete(&options.out)?.iter().for_each(|note| eprintln!("{note}"));
         let found = checkpoint::newest(&options.out)?;
         found.notes.iter().for_each(|note| eprintln!("{note}"));
         if let Some(checkpoint) = &found.checkpoint {
@@ -80,17 +83,27 @@ pub fn run(config: &Config, options: &TrainOptions) -> Result<Summary> {
     }
     let unigram = validation.unigram_entropy();
     let run = Run { config, options, train: Arc::new(train), validation, from, meeting: Meeting::new(options.ranks) };
-    let mut ends = ranks::run(options, config.train.numerics.into(), |backend| Rank::new(&run, backend)?.train())?;
-    let end = ends.swap_remove(0);
-    let saved = end.saved.expect("the first rank saves last");
-    Ok(Summary {
-        steps: end.steps,
-        loss: end.loss,
-        validation: end.validation,
-        unigram,
-        digest: saved.digest,
-        checkpoint: saved.path,
-    })
+    let mut ends = ranks::run(options, config.train.numerics.into(), |backend| {
+        let _seat = run.meeting.seat();
+        Rank::new(&run, backend)?.train()
+    })?;
+    let End { steps, loss, validation, saved } = ends.swap_remove(0);
+    let checkpoint::Saved { path: checkpoint, digest } = saved.expect("the first rank saves last");
+    Ok(Summary { steps, loss, validation, unigram, digest, checkpoint })
+}
+
+/// Holds the run in `out` until it is dropped, so that no other process writes there; the system lets go of it when this
+/// one is killed.
+fn lock(out: &Path) -> Result<File> {
+    let path = out.join("lock");
+    let file = File::create(&path).map_err(Error::io(&path))?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            Err(Error::Usage(format!("{}: another process is training this run", out.display())))
+        }
+        // Some file systems have no locks.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+    }
 }
 
 /// One rank's view of a run.
@@ -102,7 +115,10 @@ struct Rank<'a> {
     stream: Stream,
     done: u64,
     report: Option<Report>,
+    /// The last checkpoint, on the first rank.
     saved: Option<checkpoint::Saved>,
+    /// Its step, on every rank.
+    saved_step: Option<u64>,
 }
 
 /// What the first rank tells the world.
@@ -127,12 +143,13 @@ impl<'a> Rank<'a> {
             Tokens::new(backend, train.micro_batch_size / ranks, train.sequence_length, train.grad_shards / ranks)?;
         let mut model = Model::new(backend, config, &tokens)?;
         let (mut position, mut done) = (Position::default(), 0);
-        let mut saved = None;
+        let (mut saved, mut saved_step) = (None, None);
         match &run.from {
             None => state::initialise(backend, &mut model, train.seed, config.model.initializer_range)?,
             Some(checkpoint) => {
                 state::load(backend, &mut model, &checkpoint.weights, Some(&checkpoint.optimizer))?;
                 (position, done) = (checkpoint.state.position, checkpoint.state.step);
+                saved_step = Some(done);
                 saved = Some(checkpoint::Saved { path: checkpoint.path.clone(), digest: checkpoint.digest.clone() });
             }
         }
@@ -147,12 +164,15 @@ impl<'a> Rank<'a> {
         } else {
             None
         };
-        Ok(Rank { run, backend, tokens, model, stream, done, report, saved })
+        Ok(Rank { run, backend, tokens, model, stream, done, report, saved, saved_step })
     }
 
     fn train(mut self) -> Result<End> {
         let train = &self.run.config.train;
         let mut loss = None;
+        if self.run.from.is_none() && train.steps == 0 {
+            self.save()?;
+        }
         while self.done < train.steps {
             let mut record = self.step()?;
             loss = Some(record.loss);
@@ -161,15 +181,17 @@ impl<'a> Rank<'a> {
             if due(train.eval_interval) && !last {
                 record.validation_loss = Some(self.validate(train.eval_batches)?);
             }
-            if due(train.checkpoint_interval) || last {
-                self.save()?;
-                record.digest = self.saved.as_ref().map(|s| s.digest.clone());
-            }
             if let Some(report) = &mut self.report {
                 report.metrics.write(&record)?;
                 report.progress.step(&record);
                 if let Some(loss) = record.validation_loss {
                     report.progress.note(&format!("step {}: validation loss {loss:.4}", record.step));
+                }
+            }
+            if due(train.checkpoint_interval) || last {
+                self.save()?;
+                if let (Some(report), Some(saved)) = (&mut self.report, &self.saved) {
+                    report.metrics.add_digest(&saved.digest)?;
                 }
             }
         }
@@ -204,45 +226,57 @@ impl<'a> Rank<'a> {
             tflops: tokens_per_s * flops / 1e12,
             expert_load: Load::of(result.counts.iter().flatten()),
             validation_loss: None,
-            digest: None,
         })
     }
 
-    /// The error for a loss or a gradient norm that is not finite: names the first weight that is not, or else the first
-    /// gradient, as far as this rank has them.
+    /// The error for a loss or a gradient norm that is not finite. Names the first weight that is not, of whatever rank, or
+    /// else the first gradient; only the rank that has it reports more than a consequence.
     fn non_finite(&self, step: u64, result: &StepResult, replicated: &Tensor) -> Result<Error> {
-        let bad = |tensor: &Tensor| -> Result<bool> {
-            Ok(self.backend.download::<f32>(tensor)?.iter().any(|x| !x.is_finite()))
-        };
-        let mut tensor = None;
-        for piece in self.model.params.pieces()? {
-            if bad(&piece.value)? {
-                tensor = Some(piece.name);
+        let mut tensors: Vec<(String, Tensor)> =
+            self.model.params.pieces()?.into_iter().map(|piece| (piece.name, piece.value)).collect();
+        let gradients = self.model.params.gradients(replicated)?;
+        tensors.extend(gradients.into_iter().map(|(name, tensor)| (format!("the gradient of {name}"), tensor)));
+        let mut mine = tensors.len();
+        for (at, (_, tensor)) in tensors.iter().enumerate() {
+            if !self.backend.download::<f32>(tensor)?.iter().all(|x| x.is_finite()) {
+                mine = at;
                 break;
             }
         }
-        if tensor.is_none() {
-            for (name, gradient) in self.model.params.gradients(replicated)? {
-                if bad(&gradient)? {
-                    tensor = Some(format!("the gradient of {name}"));
-                    break;
-                }
-            }
+        let place = self.backend.upload(DType::U32, &[1], &[u32::try_from(mine).unwrap_or(u32::MAX)])?;
+        let places: Vec<u32> = self.backend.download(&optimizer::gather(self.backend, &place)?)?;
+        let first = (0..places.len()).min_by_key(|&rank| places[rank]).unwrap_or(0);
+        let rank = self.backend.caps().rank;
+        if rank != first {
+            let what = format!("rank {first} has a number that is not finite");
+            return Ok(CoreError::Collective { rank, op: "step", what }.into());
         }
         let elsewhere = if result.loss.is_finite() { "the gradient norm" } else { "the loss" };
-        let checkpoint = self.saved.as_ref().map_or("none".into(), |s| s.path.display().to_string());
-        Ok(Error::NonFinite { step, tensor: tensor.unwrap_or_else(|| elsewhere.into()), checkpoint })
+        let name = tensors.into_iter().nth(mine).map_or(elsewhere.into(), |(name, _)| name);
+        Ok(self.not_finite(step, name))
     }
 
     /// The mean loss over that many batches of the validation text, or over all of it for 0, in nats per token.
     fn validate(&self, batches: usize) -> Result<f64> {
         let text = &self.run.validation;
-        evaluate::mean_loss(self.backend, self.run.config, &self.tokens, &self.model, text, batches)
+        let loss = evaluate::mean_loss(self.backend, self.run.config, &self.tokens, &self.model, text, batches)?;
+        if loss.is_finite() { Ok(loss) } else { Err(self.not_finite(self.done, "the validation loss".into())) }
+    }
+
+    /// The error for a tensor or number that is not finite.
+    fn not_finite(&self, step: u64, tensor: String) -> Error {
+        let out = &self.run.options.out;
+        let checkpoint = self.saved_step.map_or("none".into(), |s| checkpoint::directory(out, s).display().to_string());
+        Error::NonFinite { step, tensor, checkpoint }
     }
 
     fn save(&mut self) -> Result<()> {
         let run = self.run;
         let (weights, optimizer) = state::tensors(self.backend, &self.model)?;
+        // A step may end with a finite loss and weights that overflowed; such a checkpoint must not displace a good one.
+        if let Some(bad) = weights.iter().chain(&optimizer).find(|tensor| !tensor.is_finite()) {
+            return Err(self.not_finite(self.done, bad.name.clone()));
+        }
         let state = State { step: self.done, position: self.stream.position(), config: run.config.clone() };
         let save = Save {
             out: &run.options.out,
@@ -253,9 +287,8 @@ impl<'a> Rank<'a> {
             state: &state,
             keep: run.config.train.keep_checkpoints,
         };
-        if let Some(saved) = checkpoint::save(&save, &run.meeting)? {
-            self.saved = Some(saved);
-        }
+        self.saved = checkpoint::save(&save, &run.meeting)?;
+        self.saved_step = Some(self.done);
         Ok(())
     }
 }
