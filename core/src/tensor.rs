@@ -180,3 +180,22 @@ impl fmt::Debug for Tensor {
         write!(f, "{:?}{:?}", self.dtype, self.shape)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(shape: &[usize]) -> Tensor {
+        Tensor::from_storage(Arc::new(()), shape, DType::E4m3, Memory::Device)
+    }
+
+    #[test]
+    fn b020_b021_offsets_pass_32_bits() -> Result<()> {
+        let rows = bytes(&[300_000, 7168]);
+        assert_eq!(rows.slice(299_593, 300_000)?.offset(), 2_147_482_624);
+        assert_eq!(rows.slice(299_594, 300_000)?.offset(), 2_147_489_792);
+        assert_eq!(bytes(&[9, 16_384, 16_384]).index(8)?.offset(), 1 << 31);
+        assert_eq!(bytes(&[9, 16_384, 16_384]).bytes(), 9 << 28);
+        Ok(())
+    }
+}

@@ -73,6 +73,18 @@ fn b005_no_token_is_dropped_when_one_expert_gets_everything() {
     }
 }
 
+#[test]
+fn b12g_one_rank_combines_on_every_path() {
+    for recipe in RECIPES {
+        let gathered = Problem { recipe, ..problem() };
+        // In pieces, rows are copied and combined as between ranks.
+        let exchanged = Problem { chunks: 3, ..gathered.clone() };
+        let (a, b) = (gathered.run(1), exchanged.run(1));
+        assert_eq!(a.y.len(), gathered.tokens() * gathered.h);
+        assert_eq!((a.y, a.dx), (b.y, b.dx), "{recipe:?}");
+    }
+}
+
 /// Sums of at most a few hundred f32 terms: their relative error stays below 200 * 2^-24 * a small factor.
 const F32_BOUND: f64 = 1e-5;
 

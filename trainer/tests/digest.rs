@@ -51,7 +51,7 @@ fn digest(config: &Config, change: impl FnOnce(&mut TrainOptions)) -> String {
 }
 
 #[test]
-fn ranks_threads_and_instructions_do_not_matter() {
+fn b124_b154_ranks_and_threads_do_not_matter() {
     for recipe in ["f32", "bf16", "mxfp8", "fp8-block"] {
         let config = config(&[&format!("train.recipe=\"{recipe}\"")]);
         let expected = digest(&config, |_| {});
@@ -99,9 +99,9 @@ fn chunks_are_part_of_the_numbers_but_not_of_the_ranks() {
 }
 
 #[test]
-fn a_checkpoint_of_two_ranks_goes_on_with_one_and_four() {
+fn b193_a_checkpoint_of_two_ranks_goes_on_with_one_two_and_four() {
     let expected = digest(&config(&[]), |_| {});
-    for ranks in [1, 4] {
+    for ranks in [1, 2, 4] {
         let out = tempfile::tempdir().unwrap();
         let first = TrainOptions { ranks: 2, ..options(out.path()) };
         let stopped = config(&["train.checkpoint_interval=10", "train.keep_checkpoints=0"]);

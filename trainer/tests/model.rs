@@ -109,6 +109,45 @@ fn b095_evaluation_counts_nothing_and_leaves_no_gradient() {
 }
 
 #[test]
+fn b127_every_micro_step_adds_to_the_gradients_until_they_are_cleared() {
+    let small = Small::new(&[]);
+    let tokens = Tokens::new(small.backend(), 1, 16, 1).unwrap();
+    let model = small.model(&tokens);
+    let after = |micro_steps: &[u32]| {
+        model.clear_gradients(small.backend()).unwrap();
+        for &sequence in micro_steps {
+            model.step(small.backend(), &tokens, &small.inputs(&[sequence], 1.0)).unwrap();
+        }
+        small.gradients(&model)
+    };
+    let (first, second, both) = (after(&[1]), after(&[2]), after(&[1, 2]));
+    for (((name, a), (_, b)), (_, sum)) in first.iter().zip(&second).zip(&both) {
+        // The table's gradient goes on token by token, so only its value is the same.
+        let bound = if name == "model.embed_tokens.weight" { 1e-6 } else { 0.0 };
+        for ((a, b), sum) in a.iter().zip(b).zip(sum) {
+            assert!((a + b - sum).abs() <= bound * (a.abs() + b.abs()), "{name}: {a} + {b} = {sum}");
+        }
+    }
+}
+
+#[test]
+fn b189_the_shared_expert_is_one_mlp_of_the_whole_width() {
+    let small = Small::new(&["model.n_shared_experts=2", "model.moe_intermediate_size=4", "model.hidden_size=8"]);
+    let model = small.model(&Tokens::new(small.backend(), 1, 16, 1).unwrap());
+    let shared: Vec<(String, Vec<usize>)> = model
+        .params
+        .pieces()
+        .unwrap()
+        .into_iter()
+        .filter(|piece| piece.name.contains("shared_expert"))
+        .map(|piece| (piece.name, piece.shape))
+        .collect();
+    let expected = [("gate_proj", [8, 8]), ("up_proj", [8, 8]), ("down_proj", [8, 8])]
+        .map(|(part, shape)| (format!("model.layers.1.mlp.shared_experts.{part}.weight"), shape.to_vec()));
+    assert_eq!(shared, expected);
+}
+
+#[test]
 fn b112_the_auxiliary_loss_does_not_grow_with_the_number_of_micro_steps() {
     let gradient = |batch: usize| {
         let small = Small::new(&[&format!("train.batch_size={batch}"), "train.aux_loss_coefficient=0.01"]);

@@ -132,6 +132,20 @@ fn b262_epsilon_is_added_after_the_bias_correction() {
 }
 
 #[test]
+fn b194_steps_below_the_spacing_of_bf16_add_up_in_the_master_weight() {
+    let mut state = [vec![1.0], vec![0.0], vec![0.0]];
+    for step in 1..=100 {
+        // A constant gradient: each update is the rate.
+        let rule = Rule { factor: 1.0, rate: 6e-4, beta: [0.9, 0.95], eps: 1e-12, decay: 0.0, step };
+        let [param, m, v, half] = rule.run([&[1.0], &state[0], &state[1], &state[2]]);
+        assert_eq!(half[0], rounded(DType::Bf16, param[0]));
+        state = [param, m, v];
+    }
+    assert!((state[0][0] - 0.94).abs() < 1e-5, "{}", state[0][0]);
+    assert_eq!(rounded(DType::Bf16, state[0][0]), 0.941_406_25);
+}
+
+#[test]
 fn b263_weight_decay_is_decoupled_and_the_moments_are_f32() {
     let rule = Rule { factor: 1.0, rate: 0.1, beta: [0.9, 0.999], eps: 1e-8, decay: 0.1, step: 1 };
     let [param, m, v, half] = rule.run([&[0.0], &[1.0], &[0.0], &[0.0]]);

@@ -151,3 +151,49 @@ pub(super) fn evaluate(
     }
     Ok(totals.read()?[LOSS])
 }
+
+#[cfg(test)]
+mod tests {
+    use dropless_core::NumericModel;
+    use dropless_core::host::{Host, HostOptions};
+    use dropless_core::ops::NONE;
+
+    use super::*;
+    use crate::train::state;
+
+    /// Two sequences of four tokens; one target counts in the first, three in the second.
+    fn batch() -> Batch {
+        Batch {
+            sequence: 4,
+            ids: vec![1, 2, 3, 4, 5, 6, 7, 8],
+            targets: vec![NONE, NONE, 9, NONE, 6, 7, 8, NONE],
+            positions: vec![0, 1, 2, 3, 0, 1, 2, 3],
+            start: vec![0; 8],
+            valid: 4,
+        }
+    }
+
+    fn loss_and_norm(micro: usize) -> [f32; 2] {
+        let set = ["train.batch_size=2", "train.grad_shards=1", "train.recipe=f32", "train.sequence_length=4"];
+        let mut config = Config::load(None, &set.map(str::to_owned)).unwrap();
+        config.train.micro_batch_size = micro;
+        let host = Host::new(HostOptions { numerics: NumericModel::F32, ..HostOptions::default() }).unwrap();
+        let backend: &dyn Backend = &host;
+        let tokens = Tokens::new(backend, micro, 4, 1).unwrap();
+        let mut model = Model::new(backend, &config, &tokens).unwrap();
+        state::initialise(backend, &mut model, 1, 0.3).unwrap();
+        let (result, ..) = gradients(backend, &config, &tokens, &model, &batch()).unwrap();
+        // The same from the losses of the tokens: the sum over the targets, whatever micro-step they are in.
+        let sum = evaluate(backend, &config, &tokens, &model, &batch()).unwrap();
+        assert!((result.loss - sum / 4.0).abs() < 1e-6 * result.loss, "{} {sum}", result.loss);
+        [result.loss, result.grad_norm]
+    }
+
+    #[test]
+    fn b244_the_mean_is_over_the_tokens_of_the_step() {
+        let (one, two) = (loss_and_norm(2), loss_and_norm(1));
+        for (a, b) in one.into_iter().zip(two) {
+            assert!((a - b).abs() < 1e-5 * a, "{a} {b}");
+        }
+    }
+}
