@@ -90,8 +90,8 @@ impl Random {
         let (bits, sign) = (self.next(), self.next() & 0x8000_0000);
         match self.next() % 10 {
             0 => EDGES[bits as usize % EDGES.len()] | sign,
-            1 => (bits & 0x7F80_0000) | (bits & 7) << 20 | sign,
-            2 => (bits & 0x007F_FFFF) >> (self.next() % 24) | sign,
+            1 => (bits & 0x7F80_0000) | ((bits & 7) << 20) | sign,
+            2 => ((bits & 0x007F_FFFF) >> (self.next() % 24)) | sign,
             3 => ((bits & 0x007F_FFFF) + ((118 + self.next() % 20) << 23)) | sign,
             4 => ((bits & 0x0FFF_FFFF) + 0x3A00_0000) | sign,
             _ => bits,
@@ -112,7 +112,7 @@ impl Random {
 /// A pattern a few units and exponents away, of either sign.
 fn near(bits: u32, by: u32) -> u32 {
     let units = (by & 7).wrapping_sub(3);
-    let exponents = ((by >> 3 & 3).wrapping_sub(1)) << 23;
+    let exponents = (((by >> 3) & 3).wrapping_sub(1)) << 23;
     bits.wrapping_add(units).wrapping_add(exponents) ^ (by & 0x8000_0000)
 }
 

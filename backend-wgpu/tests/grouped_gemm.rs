@@ -1,6 +1,10 @@
 //! The grouped product against the host, bit by bit, over every kind, operand format and numeric model.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(clippy::cast_possible_truncation, reason = "the problems are small")]
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "tests may panic, and their numbers are small"
+)]
 
 mod support;
 

@@ -1,6 +1,10 @@
 //! Memory, copies and the exchange between ranks: bytes arrive where they belong and touch nothing else.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(clippy::cast_possible_truncation, reason = "the problems are small")]
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "tests may panic, and their numbers are small"
+)]
 
 mod support;
 

@@ -1,5 +1,11 @@
 //! What the op tests share: the backend under test, random values, and the comparison of bits.
-#![allow(dead_code, reason = "each test binary uses a part")]
+
+#![allow(dead_code, reason = "each test file uses its part")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "tests may panic, and their numbers are small"
+)]
 
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::numerics::bf16;
@@ -24,10 +30,14 @@ pub(crate) fn host(numerics: NumericModel) -> Host {
     Host::new(HostOptions { numerics, threads: 1, ..HostOptions::default() }).unwrap()
 }
 
-/// Problems of a property test: `DROPLESS_CASES` of them.
+/// Problems of each op: `DROPLESS_CASES`.
+pub(crate) fn cases() -> u32 {
+    std::env::var("DROPLESS_CASES").map_or(12, |n| n.parse().expect("DROPLESS_CASES is a number"))
+}
+
+/// That many problems of a property test, the same in every run.
 pub(crate) fn config() -> Config {
-    let cases = std::env::var("DROPLESS_CASES").map_or(48, |n| n.parse().expect("DROPLESS_CASES is a number"));
-    Config { cases, rng_seed: RngSeed::Fixed(20260), failure_persistence: None, ..Config::default() }
+    Config { cases: cases(), rng_seed: RngSeed::Fixed(20260), failure_persistence: None, ..Config::default() }
 }
 
 /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
@@ -108,11 +118,11 @@ impl Maker<'_> {
     }
 }
 
-/// Runs `problem` with `seeds` seeds on the host and on wgpu, and compares every tensor that it returns.
-pub(crate) fn agree(name: &str, numerics: NumericModel, seeds: u64, problem: impl Fn(&mut Maker<'_>) -> Vec<Tensor>) {
+/// Runs `problem` on the host and on wgpu under [`cases`] seeds, and compares every tensor that it returns.
+pub(crate) fn agree(name: &str, numerics: NumericModel, problem: impl Fn(&mut Maker<'_>) -> Vec<Tensor>) {
     let Some(wgpu) = open(numerics) else { return };
     let host = host(numerics);
-    for seed in 0..seeds {
+    for seed in 0..u64::from(cases()) {
         let run = |backend: &dyn Backend| {
             let outputs = problem(&mut Maker { backend, random: Random(seed) });
             let read = |tensor: &Tensor| (tensor.dtype(), backend.download::<u8>(tensor).unwrap());
