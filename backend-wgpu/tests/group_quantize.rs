@@ -27,6 +27,9 @@ fn types(format: BlockFormat) -> (DType, DType) {
     }
 }
 
+/// Amaxes at which scales turn: powers of two times the largest codes, and their neighbours.
+const TURNS: [f32; 6] = [448.0, 448.00003, 447.99997, 6.0, 64.0, 0.0];
+
 /// Blocks of different magnitudes, now and then with a special value.
 fn input(m: &mut Maker<'_>, shape: &[usize]) -> Tensor {
     let dtype = m.float();
@@ -36,6 +39,7 @@ fn input(m: &mut Maker<'_>, shape: &[usize]) -> Tensor {
         .map(|i| {
             if i % 16 == 0 {
                 exponent = m.random.below(60) as i32 - 30;
+                return TURNS[m.random.below(6)] * 2f32.powi(exponent);
             }
             m.random.value() * 2f32.powi(if m.random.below(300) == 0 { 120 } else { exponent })
         })
