@@ -1,5 +1,4 @@
-// The row reduction of d_out * out over the elements of each head: NUMERICS.md, "Attention". A workgroup has a head of a
-// token.
+// delta, the row reduction of d_out * out: NUMERICS.md, "Attention", backward. A workgroup has a head of a row.
 
 @compute @workgroup_size(32)
 fn main(
@@ -15,11 +14,12 @@ fn main(
     var sum = 0u;
     for (var start = lane * RUN; start < p.columns; start += TURN) {
         for (var i = start; i < min(start + RUN, p.columns); i += 1u) {
-            sum = f32_add(sum, f32_mul(d_out_at(row * p.columns + i), out_at(row * p.columns + i)));
+            let place = row * p.columns + i;
+            sum = f32_add(sum, f32_mul(d_out_at(place), out_at(place)));
         }
     }
-    let total = butterfly(lane, sum);
+    let delta = butterfly(lane, sum);
     if lane == 0u {
-        delta_set(row, total);
+        delta_set(row, delta);
     }
 }

@@ -1,5 +1,5 @@
-// Probabilities and the gradients of the scores of one tile of keys: NUMERICS.md, "Attention". An invocation has a row of a
-// head and a key.
+// Probabilities, and as slopes the gradients of the scores: NUMERICS.md, "Attention", backward, step 1. An
+// invocation has a row and a key.
 
 @compute @workgroup_size(64)
 fn main(
@@ -9,24 +9,19 @@ fn main(
 ) {
     let p = given.params;
     let i = linear(group, groups) * 64u + lane;
-    if i >= p.elements {
+    let row = p.row + i % p.width;
+    let key = i / p.width % p.keys;
+    let pair = i / p.width / p.keys;
+    if pair >= p.pairs || key >= to_squares(row + 1u) {
         return;
     }
-    let head_of_all = i / (p.rows * p.keys);
-    let row = p.first_key + i / p.keys % p.rows;
-    let c = i % p.keys;
-    let key = p.first_key + c;
-    let token = head_of_all / p.heads * p.sequence + row;
-    var first = 0u;
-    if start_given {
-        first = start_at(token);
+    var probability = 0u;
+    var slope = 0u;
+    if first_key(pair, row) <= key && key <= row {
+        let query = query_of(pair, row);
+        probability = f32_exp(f32_sub(scores_at(i), lse_at(query)));
+        slope = f32_mul(probability, f32_sub(d_probabilities_at(i), delta_at(query)));
     }
-    let place = head_of_all * p.sequence + row;
-    let head = token * p.heads + head_of_all % p.heads;
-    let s = f32_mul(scores_at(place * p.keys + c), p.scale);
-    let probability = f32_exp(f32_sub(s, lse_at(head)));
-    let slope = f32_mul(probability, f32_sub(d_scores_at(place * p.keys + c), delta_at(head)));
-    let seen = key >= first && key <= row;
-    probabilities_set(place * TILE_KEYS + c, select(0u, probability, seen));
-    slopes_set(place * TILE_KEYS + c, select(0u, slope, seen));
+    probabilities_set(i, probability);
+    slopes_set(i, slope);
 }

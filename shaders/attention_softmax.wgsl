@@ -1,5 +1,7 @@
-// The scores of one tile of keys become probabilities relative to the largest score so far: NUMERICS.md, "Attention". An
-// invocation has a row of a head.
+// The online softmax: NUMERICS.md, "Attention", forward, steps 2 to 4. Turns scores into probabilities, and keeps
+// what the product with the values needs of each tile of keys and in the end. An invocation has a row.
+
+const MINUS_INF: u32 = SIGN | INF;
 
 @compute @workgroup_size(64)
 fn main(
@@ -9,46 +11,48 @@ fn main(
 ) {
     let p = given.params;
     let i = linear(group, groups) * 64u + lane;
-    if i >= p.elements {
+    let column = i % p.width;
+    let row = p.row + column;
+    let pair = i / p.width;
+    if pair >= p.pairs || row >= p.sequence {
         return;
     }
-    // Rows of the sequence before the tile's first key see none of its keys.
-    let head_of_all = i / p.rows;
-    let row = p.first_key + i % p.rows;
-    let place = head_of_all * p.sequence + row;
-    var first = p.first_key;
-    if start_given {
-        first = max(first, start_at(head_of_all / p.heads * p.sequence + row));
-    }
-    let end = min(row + 1u, p.first_key + p.keys);
-    let scores = place * p.keys;
-    let old = largest_at(place);
-
-    var top = old;
-    for (var key = first; key < end; key += 1u) {
-        let s = f32_mul(scores_at(scores + key - p.first_key), p.scale);
-        top = select(top, s, f32_lt(top, s));
-    }
-    let sees = first < end;
-    var alpha = ONE;
-    if sees {
-        alpha = select(f32_exp(f32_sub(old, top)), 0u, old == (SIGN | INF));
-    }
-    // Lane t adds the columns c with c / 2 mod 4 = t.
-    var lanes = vec4<u32>(0u);
-    for (var c = 0u; c < p.keys; c += 1u) {
-        let key = p.first_key + c;
-        var probability = 0u;
-        if key >= first && key < end {
-            probability = f32_exp(f32_sub(f32_mul(scores_at(scores + c), p.scale), top));
-            lanes[c / 2u % 4u] = f32_add(lanes[c / 2u % 4u], probability);
+    let first = first_key(pair, row);
+    let tiles = (p.keys + KEY_TILE - 1u) / KEY_TILE;
+    var largest = MINUS_INF;
+    var total = 0u;
+    for (var begin = 0u; begin <= row; begin += KEY_TILE) {
+        let before = largest;
+        for (var key = max(first, begin); key < min(begin + KEY_TILE, row + 1u); key += 1u) {
+            let score = scores_at(score_place(pair, key, row));
+            largest = select(largest, score, f32_lt(largest, score));
         }
-        probabilities_set(place * TILE_KEYS + c, probability);
+        // Without a visible key nothing changes.
+        let seen = first <= min(begin + KEY_TILE - 1u, row);
+        let scaled = select(f32_exp(f32_sub(before, largest)), 0u, before == MINUS_INF);
+        let alpha = select(ONE, scaled, seen);
+        alpha_set((pair * tiles + begin / KEY_TILE) * p.width + column, alpha);
+
+        let end = min(begin + KEY_TILE, to_squares(row + 1u));
+        var sums: vec4<u32>;
+        for (var t = 0u; t < 4u; t += 1u) {
+            var sum = 0u;
+            for (var two = begin + 2u * t; two < end; two += 8u) {
+                for (var key = two; key < two + 2u; key += 1u) {
+                    let place = score_place(pair, key, row);
+                    var probability = 0u;
+                    if first <= key && key <= row {
+                        probability = f32_exp(f32_sub(scores_at(place), largest));
+                    }
+                    sum = f32_add(sum, probability);
+                    probabilities_set(place, probability);
+                }
+            }
+            sums[t] = sum;
+        }
+        let sum = f32_add(f32_add(sums.x, sums.y), f32_add(sums.z, sums.w));
+        total = f32_add(f32_mul(total, alpha), sum);
     }
-    let sum = f32_add(f32_add(lanes.x, lanes.y), f32_add(lanes.z, lanes.w));
-    if sees {
-        total_set(place, f32_add(f32_mul(total_at(place), alpha), sum));
-        largest_set(place, top);
-    }
-    factors_set(place, alpha);
+    totals_set(i, total);
+    lse_set(query_of(pair, row), f32_add(largest, f32_log(total)));
 }

@@ -13,12 +13,12 @@ mod shaders_test;
 /// Every shader of the backend.
 #[cfg(test)]
 pub(crate) static ALL: &[&crate::shader::Shader] = &[
-    &attention::DELTA,
-    &attention::DIFFERENTIATE,
-    &attention::FINISH,
-    &attention::PRODUCT,
-    &attention::SOFTMAX,
-    &attention::STORE,
+    &attention::SCORES,
+    &attention::backward::DELTA,
+    &attention::backward::DIFFERENTIATE,
+    &attention::backward::GRADIENT,
+    &attention::forward::SOFTMAX,
+    &attention::forward::VALUES,
     &copy::COPY,
     &group_quantize::AMAX,
     &group_quantize::COLUMNS,

@@ -1,0 +1,146 @@
+//! The backward pass of a piece: the scores and the gradients of the probabilities, from them the factors of the three
+//! gradients, and their products.
+
+use dropless_core::ops::AttentionBackward;
+use dropless_core::{DType, NumericModel, Result, Tensor};
+
+use super::plan::{Piece, Plan, group, padded};
+use super::{CHAINS, CONSTANTS, PIECE, Params, Pass, Product, VISIBLE, quads, unit};
+use crate::buffer;
+use crate::dispatch::{Dispatch, Stream, word};
+use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, MMA, OPERANDS, PRELUDE, ROW, Shader, U32, params};
+
+params!(
+    /// Heads of all rows, and elements of a head.
+    DeltaParams { rows, columns }
+);
+
+pub(crate) static DELTA: Shader = Shader {
+    name: "attention_delta",
+    files: &[PRELUDE, FORMATS, ROW, include_str!("../../../../shaders/attention_delta.wgsl")],
+    params: DeltaParams::DECLARATION,
+    bindings: &[Binding::read("d_out", FLOAT), Binding::read("out", FLOAT), Binding::write("delta", F32)],
+    constants: &[],
+};
+
+pub(crate) static DIFFERENTIATE: Shader = Shader {
+    name: "attention_differentiate",
+    files: &[PRELUDE, FORMATS, MATH, PIECE, VISIBLE, include_str!("../../../../shaders/attention_differentiate.wgsl")],
+    params: Params::DECLARATION,
+    bindings: &[
+        Binding::read("start", U32).optional(),
+        Binding::read("lse", F32),
+        Binding::read("delta", F32),
+        Binding::read("scores", F32),
+        Binding::read("d_probabilities", F32),
+        Binding::write("probabilities", FLOAT),
+        Binding::write("slopes", FLOAT),
+    ],
+    constants: &[],
+};
+
+pub(crate) static GRADIENT: Shader = Shader {
+    name: "attention_gradient",
+    files: &[
+        PRELUDE,
+        FORMATS,
+        MMA,
+        OPERANDS,
+        PIECE,
+        VISIBLE,
+        CHAINS,
+        include_str!("../../../../shaders/attention_gradient.wgsl"),
+    ],
+    params: Params::DECLARATION,
+    bindings: &[
+        Binding::read("a", FLOAT),
+        Binding::read("b", FLOAT),
+        Binding::read("start", U32).optional(),
+        Binding::in_place("sums", F32).optional(),
+        Binding::write("out", FLOAT),
+    ],
+    constants: CONSTANTS,
+};
+
+pub(super) fn run(scratch: usize, stream: &Stream, op: &AttentionBackward<'_>, model: NumericModel) -> Result<()> {
+    let (shape, dtype) = (op.shape, op.q.dtype());
+    // Scores, probabilities and the gradients of both; sums of keys and values that wait for the next piece.
+    let plan = Plan::new(shape, 4, shape.qk_dim + shape.v_dim, scratch);
+    let pass = Pass { stream, shape, start: op.start, dtype, unit: unit(dtype, model), plan };
+    let delta = delta(stream, op)?;
+    let [scores, d_probabilities] = [pass.score_scratch(DType::F32)?, pass.score_scratch(DType::F32)?];
+    let [probabilities, slopes] = [pass.score_scratch(dtype)?, pass.score_scratch(dtype)?];
+    let in_parts = group(shape) > 1 || plan.rows < shape.sequence;
+    let sums = |dim: usize| in_parts.then(|| pass.scratch(DType::F32, shape.sequence * dim)).transpose();
+    let (k_sums, v_sums) = (sums(shape.qk_dim)?, sums(shape.v_dim)?);
+    for piece in plan.pieces(shape) {
+        pass.scores(&piece, [op.q, op.k], shape.qk_dim, shape.scale, &scores)?;
+        pass.scores(&piece, [op.d_out, op.v], shape.v_dim, 1.0, &d_probabilities)?;
+
+        let entries = piece.pairs.len() * padded(piece.rows.len()) * padded(piece.rows.end);
+        let inputs = [op.start, Some(op.lse), Some(&delta), Some(&scores), Some(&d_probabilities)];
+        stream.dispatch(Dispatch {
+            shader: &DIFFERENTIATE,
+            tensors: &[&inputs[..], &[Some(&probabilities), Some(&slopes)]].concat(),
+            constants: &[],
+            params: pass.params(&piece).words(),
+            workgroups: entries.div_ceil(64) as u64,
+        })?;
+
+        let d_q = Target::Rows { out: op.d_q };
+        pass.gradient(&piece, [&slopes, op.k], shape.qk_dim, shape.scale, d_q)?;
+        let d_k = Target::Keys { sums: k_sums.as_ref(), out: op.d_k };
+        pass.gradient(&piece, [&slopes, op.q], shape.qk_dim, shape.scale, d_k)?;
+        let d_v = Target::Keys { sums: v_sums.as_ref(), out: op.d_v };
+        pass.gradient(&piece, [&probabilities, op.d_out], shape.v_dim, 1.0, d_v)?;
+    }
+    Ok(())
+}
+
+/// delta of each row and head.
+fn delta(stream: &Stream, op: &AttentionBackward<'_>) -> Result<Tensor> {
+    let delta = buffer::alloc(&stream.gpu, DType::F32, op.lse.shape())?;
+    let rows = op.lse.len();
+    stream.dispatch(Dispatch {
+        shader: &DELTA,
+        tensors: &[Some(op.d_out), Some(op.out), Some(&delta)],
+        constants: &[],
+        params: DeltaParams { rows: word(rows), columns: word(op.shape.v_dim) }.words(),
+        workgroups: rows as u64,
+    })?;
+    Ok(delta)
+}
+
+/// Where a gradient goes.
+#[derive(Clone, Copy, Debug)]
+enum Target<'a> {
+    /// Chains along the keys, complete within a piece.
+    Rows { out: &'a Tensor },
+    /// Chains along the rows, which `sums` holds between the pieces if there are several.
+    Keys { sums: Option<&'a Tensor>, out: &'a Tensor },
+}
+
+impl Pass<'_> {
+    /// Products of `a`, a number for each row and key, and heads of `dim` elements of `b`, times `scale`.
+    fn gradient(&self, piece: &Piece, [a, b]: [&Tensor; 2], dim: usize, scale: f32, target: Target<'_>) -> Result<()> {
+        let params =
+            Params { columns: word(dim), b_chain: word(b.cols()), scale: scale.to_bits(), ..self.params(piece) };
+        let (along_rows, outputs, sums, out, params) = match target {
+            Target::Rows { out } => (false, piece.rows.len(), None, out, Params { a_chain: params.width, ..params }),
+            Target::Keys { sums, out } => {
+                let last = piece.member + 1 == group(self.shape) && piece.rows.end == self.shape.sequence;
+                let (continues, complete) = (u32::from(piece.member > 0), u32::from(last));
+                (true, piece.rows.end, sums, out, Params { continues, complete, ..params })
+            }
+        };
+        self.product(&Product {
+            shader: &GRADIENT,
+            tensors: &[Some(a), Some(b), self.start, sums, Some(out)],
+            params,
+            chain_last: [along_rows, false],
+            quads: [true, quads(b, dim)],
+            along_rows,
+            workgroups: piece.pairs.len() * self.tiles(padded(outputs)) * self.tiles(dim),
+        })
+    }
+}

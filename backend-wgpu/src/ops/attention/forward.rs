@@ -1,0 +1,82 @@
+//! The forward pass of a piece: scores, their online softmax, and the product with the values.
+
+use dropless_core::ops::{AttentionForward, KEY_TILE};
+use dropless_core::{DType, NumericModel, Result};
+
+use super::plan::{Plan, padded};
+use super::{CHAINS, CONSTANTS, PIECE, Params, Pass, Product, VISIBLE, quads, unit};
+use crate::dispatch::{Dispatch, Stream, word};
+use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, MMA, OPERANDS, PRELUDE, Shader, U32};
+
+pub(crate) static SOFTMAX: Shader = Shader {
+    name: "attention_softmax",
+    files: &[PRELUDE, FORMATS, MATH, PIECE, VISIBLE, include_str!("../../../../shaders/attention_softmax.wgsl")],
+    params: Params::DECLARATION,
+    bindings: &[
+        Binding::read("start", U32).optional(),
+        Binding::read("scores", F32),
+        Binding::write("probabilities", FLOAT),
+        Binding::write("alpha", F32),
+        Binding::write("totals", F32),
+        Binding::write("lse", F32),
+    ],
+    constants: &[],
+};
+
+pub(crate) static VALUES: Shader = Shader {
+    name: "attention_values",
+    files: &[
+        PRELUDE,
+        FORMATS,
+        MMA,
+        OPERANDS,
+        PIECE,
+        VISIBLE,
+        CHAINS,
+        include_str!("../../../../shaders/attention_values.wgsl"),
+    ],
+    params: Params::DECLARATION,
+    bindings: &[
+        Binding::read("a", FLOAT),
+        Binding::read("b", FLOAT),
+        Binding::read("start", U32).optional(),
+        Binding::read("alpha", F32),
+        Binding::read("totals", F32),
+        Binding::write("out", FLOAT),
+    ],
+    constants: CONSTANTS,
+};
+
+pub(super) fn run(scratch: usize, stream: &Stream, op: &AttentionForward<'_>, model: NumericModel) -> Result<()> {
+    let (shape, dtype) = (op.shape, op.q.dtype());
+    // Scores and probabilities.
+    let plan = Plan::new(shape, 2, 0, scratch);
+    let pass = Pass { stream, shape, start: op.start, dtype, unit: unit(dtype, model), plan };
+    let (scores, probabilities) = (pass.score_scratch(DType::F32)?, pass.score_scratch(pass.dtype)?);
+    let alpha = pass.scratch(DType::F32, plan.rows * shape.sequence.div_ceil(KEY_TILE))?;
+    let totals = pass.scratch(DType::F32, plan.rows)?;
+    for piece in plan.pieces(shape) {
+        pass.scores(&piece, [op.q, op.k], shape.qk_dim, shape.scale, &scores)?;
+
+        let params = pass.params(&piece);
+        let (pairs, rows) = (piece.pairs.len(), padded(piece.rows.len()));
+        stream.dispatch(Dispatch {
+            shader: &SOFTMAX,
+            tensors: &[op.start, Some(&scores), Some(&probabilities), Some(&alpha), Some(&totals), Some(op.lse)],
+            constants: &[],
+            params: params.words(),
+            workgroups: (pairs * rows).div_ceil(64) as u64,
+        })?;
+
+        pass.product(&Product {
+            shader: &VALUES,
+            tensors: &[Some(&probabilities), Some(op.v), op.start, Some(&alpha), Some(&totals), Some(op.out)],
+            params: Params { columns: word(shape.v_dim), a_chain: params.width, b_chain: word(op.v.cols()), ..params },
+            chain_last: [false, false],
+            quads: [true, quads(op.v, shape.v_dim)],
+            along_rows: false,
+            workgroups: pairs * pass.tiles(rows) * pass.tiles(shape.v_dim),
+        })?;
+    }
+    Ok(())
+}
