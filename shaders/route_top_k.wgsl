@@ -1,12 +1,15 @@
-// Scores and the choice of k experts: NUMERICS.md, "Routing". A workgroup has a token; the choice itself is one lane's.
+// Scores and the choice of k experts: NUMERICS.md, "Routing". A lane has a token.
 //
 // Constants: EXPERTS, GROUPS; SOFTMAX (0: sigmoid).
 
-var<workgroup> score: array<u32, EXPERTS>;
-var<workgroup> order: array<u32, EXPERTS>;
-var<workgroup> chosen: array<u32, EXPERTS>;
-var<workgroup> group_order: array<u32, GROUPS>;
-var<workgroup> candidate: array<bool, GROUPS>;
+var<private> score: array<u32, EXPERTS>;
+var<private> order: array<u32, EXPERTS>;
+var<private> chosen: array<u32, EXPERTS>;
+var<private> group_order: array<u32, GROUPS>;
+var<private> candidate: array<bool, GROUPS>;
+var<private> lanes: array<u32, 32>;
+
+const RUN: u32 = 8u;
 
 // An integer that orders as the values do: the larger, the better. NaN is 0, and both zeros are one.
 fn order_of(value: u32) -> u32 {
@@ -23,6 +26,30 @@ fn comes_before(a_order: u32, a: u32, b_order: u32, b: u32) -> bool {
     return a_order > b_order || (a_order == b_order && a < b);
 }
 
+// The softmax of a token's logits; the sum is a row reduction, whose 32 lanes are taken one after the other.
+fn softmax(base: u32) {
+    var top = SIGN | INF;
+    for (var e = 0u; e < EXPERTS; e += 1u) {
+        top = f32_max(top, logits_at(base + e));
+    }
+    for (var l = 0u; l < 32u; l += 1u) {
+        lanes[l] = 0u;
+    }
+    for (var e = 0u; e < EXPERTS; e += 1u) {
+        let l = (e / RUN) % 32u;
+        score[e] = f32_exp(f32_sub(logits_at(base + e), top));
+        lanes[l] = f32_add(lanes[l], score[e]);
+    }
+    for (var width = 16u; width > 0u; width >>= 1u) {
+        for (var l = 0u; l < width; l += 1u) {
+            lanes[l] = f32_add(lanes[l], lanes[l + width]);
+        }
+    }
+    for (var e = 0u; e < EXPERTS; e += 1u) {
+        score[e] = f32_div(score[e], lanes[0]);
+    }
+}
+
 @compute @workgroup_size(32)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -30,45 +57,25 @@ fn main(
     @builtin(local_invocation_index) lane: u32,
 ) {
     let p = given.params;
-    let token = linear(group, groups);
+    let token = linear(group, groups) * 32u + lane;
     if token >= p.tokens {
         return;
     }
     let base = token * EXPERTS;
     if SOFTMAX == 1u {
-        var highest = SIGN | INF;
-        for (var e = lane; e < EXPERTS; e += 32u) {
-            highest = larger(highest, logits_at(base + e));
-        }
-        let top = largest_lane(lane, highest);
-        var part = 0u;
-        for (var start = lane * RUN; start < EXPERTS; start += TURN) {
-            for (var e = start; e < min(start + RUN, EXPERTS); e += 1u) {
-                score[e] = f32_exp(f32_sub(logits_at(base + e), top));
-                part = f32_add(part, score[e]);
-            }
-        }
-        let sum = butterfly(lane, part);
-        for (var e = lane; e < EXPERTS; e += 32u) {
-            score[e] = f32_div(score[e], sum);
-        }
+        softmax(base);
     } else {
-        for (var e = lane; e < EXPERTS; e += 32u) {
+        for (var e = 0u; e < EXPERTS; e += 1u) {
             score[e] = f32_sigmoid(logits_at(base + e));
         }
     }
-    workgroupBarrier();
-    for (var e = lane; e < EXPERTS; e += 32u) {
+    for (var e = 0u; e < EXPERTS; e += 1u) {
         scores_set(base + e, score[e]);
         var value = score[e];
         if bias_given {
             value = f32_add(value, bias_at(e));
         }
         order[e] = order_of(value);
-    }
-    workgroupBarrier();
-    if lane != 0u {
-        return;
     }
     if valid_given && valid_at(token) == 0u {
         for (var n = 0u; n < p.k; n += 1u) {

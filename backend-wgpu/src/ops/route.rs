@@ -18,7 +18,7 @@ params!(
 
 pub(crate) static TOP_K: Shader = Shader {
     name: "route_top_k",
-    files: &[PRELUDE, MATH, ROW, include_str!("../../../shaders/route_top_k.wgsl")],
+    files: &[PRELUDE, MATH, include_str!("../../../shaders/route_top_k.wgsl")],
     params: TopKParams::DECLARATION,
     bindings: &[
         Binding::read("logits", F32),
@@ -167,7 +167,7 @@ fn top_k(stream: &Stream, op: &TopK<'_>) -> Result<()> {
     let tensors =
         [Some(op.logits), op.bias, op.valid, Some(op.scores), Some(op.ids), Some(op.weights), Some(op.counts)];
     let constants = [word(experts), word(op.groups), u32::from(op.score == Score::Softmax)];
-    dispatch(stream, &TOP_K, &tensors, &constants, params.words(), tokens)?;
+    dispatch(stream, &TOP_K, &tensors, &constants, params.words(), tokens.div_ceil(32))?;
     let Some(balance) = &op.balance else { return Ok(()) };
     let (sequences, params) = sequences(balance, k);
     let tensors = [Some(op.scores), Some(op.ids), Some(balance.counts), Some(balance.loss)];

@@ -94,8 +94,9 @@ impl Bench<'_> {
         self.backend.alloc(dtype, shape, Memory::Device)
     }
 
-    fn time(&self, mut op: impl FnMut() -> Result<()>) -> Result<Duration> {
-        Ok(medians(&mut [&mut op])?[0])
+    fn time(&self, op: impl Fn() -> Result<()>) -> Result<Duration> {
+        let mut done = || op().and_then(|()| self.backend.wait());
+        Ok(medians(&mut [&mut done])?[0])
     }
 
     fn line(&mut self, name: &str, time: Duration, rate: &str) {
@@ -132,7 +133,7 @@ impl Bench<'_> {
         let (kind, a_operand, b_operand) = (GemmKind::Forward, Operand::plain(&a_device), Operand::plain(&b_device));
         let op = GroupedGemm { kind, a: a_operand, b: b_operand, offsets: &offsets, out: &out, accumulate: false };
         let mut theirs = vec![0.0; N * N];
-        let times = medians(&mut [&mut || op.run(self.backend), &mut || {
+        let times = medians(&mut [&mut || op.run(self.backend).and_then(|()| self.backend.wait()), &mut || {
             identity::<Result<()>>({
                 peer::product(N, N, N, &a, &b, &mut theirs, threads);
                 Ok(())
