@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use dropless::config::Config;
-use dropless::options::TrainOptions;
+use dropless::options::{BackendKind, TrainOptions};
 use dropless::train;
 use dropless_core::host::Simd;
 
@@ -139,4 +139,24 @@ fn killed_at_any_point_and_resumed_a_run_ends_with_the_same_digest() {
     }
     let last = run(None);
     assert!(last.contains(&expected), "{expected} in {last}");
+}
+
+#[test]
+fn any_gpu_has_the_digest_of_the_host() {
+    let required = std::env::var("DROPLESS_REQUIRE").is_ok_and(|names| names.split(',').any(|name| name == "wgpu"));
+    if dropless_wgpu::adapters().is_empty() && !required {
+        println!("skipped: no adapter for wgpu");
+        return;
+    }
+    for recipe in ["f32", "bf16", "mxfp8", "fp8-block"] {
+        let config = config(&[&format!("train.recipe=\"{recipe}\"")]);
+        let steps = |backend, ranks| {
+            let options = TrainOptions { backend, ranks, ..TrainOptions::default() };
+            train::steps_in_memory(&config, &options, 2).unwrap()
+        };
+        let expected = steps(BackendKind::Host, 1);
+        for ranks in [1, 2] {
+            assert_eq!(steps(BackendKind::Wgpu, ranks), expected, "{recipe}, {ranks} ranks");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use dropless_core::Error as CoreError;
 
-use super::{BackendName, Machine};
+use super::{BackendName, Machine, say};
 use crate::config::{Config, Numerics};
 use crate::error::{Error, Result};
 use crate::options::{BackendKind, TrainOptions};
@@ -41,11 +41,11 @@ pub(super) fn run(args: BisectArgs) -> Result<ExitCode> {
     let options = TrainOptions { backend: BackendKind::WgpuBesideHost, ..options };
     match steps_in_memory(&config, &options, args.steps) {
         Ok(digest) => {
-            println!("no op differs from the host in {} steps; digest {digest}", args.steps);
+            say(format_args!("no op differs from the host in {} steps; digest {digest}", args.steps));
             Ok(ExitCode::SUCCESS)
         }
         Err(Error::Core(CoreError::Device { what, op, .. })) if what.contains("differs from host") => {
-            println!("{op}: {what}");
+            say(format_args!("{op}: {what}"));
             Ok(ExitCode::FAILURE)
         }
         Err(error) => Err(error),

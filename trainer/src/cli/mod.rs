@@ -206,6 +206,17 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
+/// Prints at once. A closed output is no reason to stop.
+fn show(bytes: &[u8]) {
+    let mut out = std::io::stdout();
+    let _ = out.write_all(bytes).and_then(|()| out.flush());
+}
+
+/// Prints a line.
+fn say(line: impl std::fmt::Display) {
+    show(format!("{line}\n").as_bytes());
+}
+
 fn refuse(message: &str) -> ExitCode {
     eprintln!("error: {message}");
     ExitCode::from(2)
@@ -227,7 +238,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Generate(args) => generate(&args)?,
         Command::Verify(args) => return verify(args),
         Command::Bisect(args) => return bisect::run(args),
-        Command::Doctor => print!("{}", doctor::report()),
+        Command::Doctor => say(doctor::report().trim_end()),
         Command::Bench(args) => {
             let (backend, adapter, threads, simd) = (args.backend, args.adapter, args.threads, args.simd);
             let machine = Machine { backend, adapter, ranks: 1, threads, simd };
@@ -255,7 +266,7 @@ fn eval(args: EvalArgs) -> Result<()> {
     let config = checkpoint.state.config.with(&args.set)?;
     let options = args.machine.options(PathBuf::new(), false)?;
     let result = training::evaluate(&config, &checkpoint, &options)?;
-    println!("{} at step {}", checkpoint.path.display(), checkpoint.state.step);
+    say(format_args!("{} at step {}", checkpoint.path.display(), checkpoint.state.step));
     train::print_validation(result.loss, result.unigram);
     Ok(())
 }
@@ -268,17 +279,18 @@ fn generate(args: &GenerateArgs) -> Result<()> {
     if !(0.0..=1.0).contains(&top_p) {
         return Err(Error::Usage(format!("--top-p is {top_p}, expected 0 to 1")));
     }
+    if args.machine.ranks != 1 {
+        return Err(Error::Usage(format!("--ranks is {}, but generate runs on one rank", args.machine.ranks)));
+    }
     let options = args.machine.options(PathBuf::new(), false)?;
     let checkpoint = checkpoint(args.run.as_deref())?;
     let sampling = Sampling { seed: args.seed, temperature, top_p };
     let generator = Generator::open(&checkpoint, &options)?;
-    print!("{}", args.prompt);
+    show(args.prompt.as_bytes());
     generator.continue_text(args.prompt.as_bytes(), args.tokens, &sampling, |bytes| {
-        // Nothing can be done about a closed output.
-        let mut out = std::io::stdout();
-        let _ = out.write_all(bytes).and_then(|()| out.flush());
+        show(bytes);
     })?;
-    println!();
+    show(b"\n");
     Ok(())
 }
 
@@ -286,7 +298,7 @@ fn verify(args: VerifyArgs) -> Result<ExitCode> {
     let options = args.machine.options(PathBuf::new(), false)?;
     let computed = reference::compute(&args.model, args.numerics.into(), Recipe::F32, &options)?;
     let report = Report::compare(&TensorFiles::open(&args.model, "expected")?, computed)?;
-    println!("|error| / |reference|, 2-norms over each tensor");
-    println!("{report}");
+    say("|error| / |reference|, 2-norms over each tensor");
+    say(&report);
     Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::train::{CONFIG, LOCK};
 
 /// Where runs without `--out` go.
 const PARENT: &str = "out";
@@ -12,7 +13,7 @@ const PARENT: &str = "out";
 /// The directory of a new run. One that holds a run already is refused, so that nothing is overwritten.
 pub(super) fn new(out: Option<&Path>) -> Result<PathBuf> {
     if let Some(out) = out {
-        if out.join("checkpoints").exists() {
+        if ["checkpoints", CONFIG, "metrics.jsonl"].iter().any(|name| out.join(name).exists()) {
             let out = out.display();
             return Err(Error::Usage(format!(
                 "--out {out} holds a run already: add --resume to continue it, or name another directory"
@@ -32,6 +33,15 @@ pub(super) fn new(out: Option<&Path>) -> Result<PathBuf> {
             Err(e) if e.kind() == ErrorKind::AlreadyExists => number += 1,
             Err(e) => return Err(Error::io(path)(e)),
         }
+    }
+}
+
+/// Removes the directory of a run that failed before it began: nothing is in it but the lock.
+pub(super) fn remove_if_not_begun(out: &Path) {
+    if !out.join(CONFIG).exists() {
+        // What cannot be removed does no harm.
+        let _ = fs::remove_file(out.join(LOCK));
+        let _ = fs::remove_dir(out);
     }
 }
 

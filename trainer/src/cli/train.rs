@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::{Machine, runs};
+use super::{Machine, runs, say};
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, Numerics};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::generate::Generator;
 use crate::options::TrainOptions;
 use crate::sample::Sampling;
@@ -43,35 +43,36 @@ pub(super) struct TrainArgs {
     print_config: bool,
 }
 
-/// The file with a run's effective configuration.
-const CONFIG: &str = "config.toml";
-
 pub(super) fn run(args: TrainArgs) -> Result<()> {
     let resumed = if args.resume { Some(runs::existing(args.out.as_deref())?) } else { None };
-    let own = resumed.as_ref().map(|out| out.join(CONFIG)).filter(|path| path.exists());
+    let own = resumed.as_ref().map(|out| out.join(train::CONFIG)).filter(|path| path.exists());
     let config = effective(&args, own.as_deref())?;
     config.check(args.machine.ranks)?;
     config.check_data()?;
     if args.print_config {
-        print!("{}", config.to_toml());
+        say(config.to_toml().trim_end());
         return Ok(());
     }
     let mut options = args.machine.options(PathBuf::new(), args.resume)?;
+    let fresh = resumed.is_none();
     options.out = match resumed {
         Some(out) => out,
         None => runs::new(args.out.as_deref())?,
     };
-    write_config(&options.out, &config)?;
-    println!("run in {}", options.out.display());
-    let summary = train::run(&config, &options)?;
+    say(format_args!("run in {}", options.out.display()));
+    let result = train::run(&config, &options);
+    if fresh && result.is_err() {
+        runs::remove_if_not_begun(&options.out);
+    }
+    let summary = result?;
     if let Some(loss) = summary.loss {
-        println!("training loss {loss:.4} at step {}", summary.steps);
+        say(format_args!("training loss {loss:.4} at step {}", summary.steps));
     }
     print_validation(summary.validation, summary.unigram);
-    println!("checkpoint {}", summary.checkpoint.display());
-    println!("digest {}", summary.digest);
+    say(format_args!("checkpoint {}", summary.checkpoint.display()));
+    say(format_args!("digest {}", summary.digest));
     if let Some(peak) = peak_memory() {
-        println!("peak memory {peak}");
+        say(format_args!("peak memory {peak}"));
     }
     match config.train.sample_tokens {
         0 => Ok(()),
@@ -91,19 +92,12 @@ fn effective(args: &TrainArgs, own: Option<&Path>) -> Result<Config> {
     Ok(config)
 }
 
-/// Written under another name first, so that a run never has half a configuration.
-fn write_config(out: &Path, config: &Config) -> Result<()> {
-    let (temporary, path) = (out.join("config.toml.tmp"), out.join(CONFIG));
-    fs::write(&temporary, config.to_toml()).map_err(Error::io(&temporary))?;
-    fs::rename(&temporary, &path).map_err(Error::io(&path))
-}
-
 /// The validation loss beside what a model without context would lose.
 pub(super) fn print_validation(loss: f64, unigram: f64) {
-    println!(
+    say(format_args!(
         "validation loss {loss:.4} nats per byte, {:.4} under the byte-unigram entropy of the text, {unigram:.4}",
         unigram - loss
-    );
+    ));
 }
 
 /// The most memory that this process had, in the system's words, where the system says so.
@@ -116,6 +110,6 @@ fn print_sample(checkpoint: &Path, tokens: usize, options: &TrainOptions) -> Res
     let generator = Generator::open(&Checkpoint::open(checkpoint)?, options)?;
     let sampling = Sampling { seed: 0, temperature: 0.8, top_p: 0.95 };
     let text = generator.continue_text(SAMPLE_PROMPT.as_bytes(), tokens, &sampling, |_| {})?;
-    println!("sample:\n{SAMPLE_PROMPT}{}", String::from_utf8_lossy(&text));
+    say(format_args!("sample:\n{SAMPLE_PROMPT}{}", String::from_utf8_lossy(&text)));
     Ok(())
 }

@@ -13,7 +13,7 @@ pub mod reference;
 pub mod state;
 mod step;
 
-use std::fs::{File, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,6 +33,11 @@ use crate::metrics::{Load, Metrics, Progress, Record};
 use crate::model::Model;
 use crate::options::TrainOptions;
 use crate::schedule;
+
+/// The file with a run's effective configuration; it is there as soon as the run has begun.
+pub const CONFIG: &str = "config.toml";
+/// The file that a process which trains a run holds.
+pub const LOCK: &str = "lock";
 
 /// What a run came to.
 #[derive(Clone, Debug)]
@@ -95,7 +100,7 @@ pub fn run(config: &Config, options: &TrainOptions) -> Result<Summary> {
 /// Holds the run in `out` until it is dropped, so that no other process writes there; the system lets go of it when this
 /// one is killed.
 fn lock(out: &Path) -> Result<File> {
-    let path = out.join("lock");
+    let path = out.join(LOCK);
     let file = File::create(&path).map_err(Error::io(&path))?;
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => {
@@ -104,6 +109,13 @@ fn lock(out: &Path) -> Result<File> {
         // Some file systems have no locks.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
     }
+}
+
+/// Written under another name first, so that a run never has half a configuration.
+fn write_config(out: &Path, config: &Config) -> Result<()> {
+    let (temporary, path) = (out.join("config.toml.tmp"), out.join(CONFIG));
+    fs::write(&temporary, config.to_toml()).map_err(Error::io(&temporary))?;
+    fs::rename(&temporary, &path).map_err(Error::io(&path))
 }
 
 /// One rank's view of a run.
@@ -155,6 +167,7 @@ impl<'a> Rank<'a> {
         }
         let stream = Stream::new(run.train.clone(), train.sequence_length, train.seed, position)?;
         let report = if backend.caps().rank == 0 {
+            write_config(&run.options.out, config)?;
             let progress = Progress::new(train.steps, done, train.log_interval);
             let (total, active) = (model.params.total(ranks), active(config, &model, ranks));
             let caps = backend.caps();
