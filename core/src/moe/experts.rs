@@ -221,86 +221,14 @@ impl<'a> SlotRows<'a> {
     }
 }
 
-fn product(
-    backend: &dyn Backend,
-    kind: GemmKind,
-    a: Operand<'_>,
-    b: Operand<'_>,
-    route: &Route,
-    cols: usize,
-    dtype: DType,
-) -> Result<Tensor> {
-    let out = backend.alloc(dtype, &[route.slot_rows.len(), cols], Memory::Device)?;
-    GroupedGemm { kind, a, b, offsets: &route.offsets, out: &out, accumulate: false }.run(backend)?;
-    Ok(out)
-}
-
-fn weight_gradient(
-    backend: &dyn Backend,
-    dy: &SlotRows<'_>,
-    x: &SlotRows<'_>,
-    offsets: &Tensor,
-    grad: &Tensor,
-) -> Result<()> {
-    let (a, padded) = dy.column(offsets);
-    let (b, _) = x.column(offsets);
-    GroupedGemm { kind: GemmKind::Wgrad, a, b, offsets: padded, out: grad, accumulate: true }.run(backend)
-}
-
-/// Number of slots that count: the last offset.
-fn limit(route: &Route) -> Result<Tensor> {
-    let groups = route.offsets.len() - 1;
-    route.offsets.slice(groups, groups + 1)
-}
-
-fn gate_up(
-    backend: &dyn Backend,
-    moe: &Moe,
-    experts: &MoeExperts,
-    rows: &Tensor,
-    route: &Route,
-    saved: &mut MlpSaved,
-) -> Result<Tensor> {
-    if let Some(gate_up) = saved.gate_up.load(backend)? {
-        return Ok(gate_up);
-    }
-    let x = SlotRows::new(backend, moe.recipe, rows, Some(&route.slot_rows), &route.offsets, FORWARD)?;
-    let w = &experts.gate_up;
-    let y = product(backend, GemmKind::Forward, x.row(), w.forward(), route, w.n(), rows.dtype())?;
-    Ok(saved.gate_up.set(y))
-}
-
-fn hidden(
-    backend: &dyn Backend,
-    moe: &Moe,
-    experts: &MoeExperts,
-    rows: &Tensor,
-    route: &Route,
-    saved: &mut MlpSaved,
-) -> Result<Tensor> {
-    if let Some(hidden) = saved.hidden.load(backend)? {
-        return Ok(hidden);
-    }
-    let gate_up = gate_up(backend, moe, experts, rows, route, saved)?;
-    let hidden = backend.alloc(rows.dtype(), &[gate_up.rows(), gate_up.cols() / 2], Memory::Device)?;
-    let limit = limit(route)?;
-    Swiglu { gate_up: &gate_up, weight: Some(&route.slot_weights), limit: Some(&limit), out: &hidden }.run(backend)?;
-    Ok(saved.hidden.set(hidden))
-}
-
-/// The experts' results for each slot, `[slots, h]`, from the received rows.
-pub(super) fn forward(
-    backend: &dyn Backend,
-    moe: &Moe,
-    experts: &MoeExperts,
-    rows: &Tensor,
-    route: &Route,
-    saved: &mut MlpSaved,
-) -> Result<Tensor> {
-    let hidden = hidden(backend, moe, experts, rows, route, saved)?;
-    let h = SlotRows::new(backend, moe.recipe, &hidden, None, &route.offsets, FORWARD)?;
-    let w = &experts.down;
-    product(backend, GemmKind::Forward, h.row(), w.forward(), route, w.n(), rows.dtype())
+/// The experts at work on the rows of one chunk.
+pub(super) struct Slots<'a> {
+    pub(super) backend: &'a dyn Backend,
+    pub(super) moe: &'a Moe,
+    pub(super) experts: &'a MoeExperts,
+    /// The received rows, which the slots index.
+    pub(super) rows: &'a Tensor,
+    pub(super) route: &'a Route,
 }
 
 /// Gradients for each slot.
@@ -311,43 +239,94 @@ pub(super) struct SlotGrads {
     pub(super) d_weight: Tensor,
 }
 
-/// The gradients for `dy_rows`, the received rows of the result's gradient; adds to the weights' gradients.
-pub(super) fn backward(
-    backend: &dyn Backend,
-    moe: &Moe,
-    experts: &MoeExperts,
-    rows: &Tensor,
-    dy_rows: &Tensor,
-    route: &Route,
-    mut saved: MlpSaved,
-) -> Result<SlotGrads> {
-    let recipe = moe.recipe;
-    let (offsets, gather) = (&route.offsets, Some(&route.slot_rows));
-    let gate_up = gate_up(backend, moe, experts, rows, route, &mut saved)?;
-    let hidden = hidden(backend, moe, experts, rows, route, &mut saved)?;
-
-    let dy = SlotRows::new(backend, recipe, dy_rows, gather, offsets, BOTH)?;
-    let h = SlotRows::new(backend, recipe, &hidden, None, offsets, WGRAD)?;
-    weight_gradient(backend, &dy, &h, offsets, &moe.down.grad)?;
-    let w = &experts.down;
-    let d_hidden = product(backend, GemmKind::Dgrad, dy.row(), w.dgrad(), route, w.k(), rows.dtype())?;
-
-    let d_gate_up = backend.alloc(rows.dtype(), gate_up.shape(), Memory::Device)?;
-    let d_weight = backend.alloc(DType::F32, &[route.slot_rows.len()], Memory::Device)?;
-    SwigluGrad {
-        gate_up: &gate_up,
-        weight: Some(&route.slot_weights),
-        limit: Some(&limit(route)?),
-        d_out: &d_hidden,
-        d_gate_up: &d_gate_up,
-        d_weight: Some(&d_weight),
+impl Slots<'_> {
+    fn alloc(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        self.backend.alloc(dtype, shape, Memory::Device)
     }
-    .run(backend)?;
 
-    let d_gate_up = SlotRows::new(backend, recipe, &d_gate_up, None, offsets, BOTH)?;
-    let x = SlotRows::new(backend, recipe, rows, gather, offsets, WGRAD)?;
-    weight_gradient(backend, &d_gate_up, &x, offsets, &moe.gate_up.grad)?;
-    let w = &experts.gate_up;
-    let d_rows = product(backend, GemmKind::Dgrad, d_gate_up.row(), w.dgrad(), route, w.k(), rows.dtype())?;
-    Ok(SlotGrads { d_rows, d_weight })
+    /// A value of each slot, or of the row that `gather` names for each slot, for some products.
+    fn operands<'b>(&self, values: &'b Tensor, gather: Option<&'b Tensor>, uses: Uses) -> Result<SlotRows<'b>> {
+        SlotRows::new(self.backend, self.moe.recipe, values, gather, &self.route.offsets, uses)
+    }
+
+    /// `[slots, cols]` in the type of the activations.
+    fn product(&self, kind: GemmKind, a: Operand<'_>, b: Operand<'_>, cols: usize) -> Result<Tensor> {
+        let out = self.alloc(self.rows.dtype(), &[self.route.slot_rows.len(), cols])?;
+        GroupedGemm { kind, a, b, offsets: &self.route.offsets, out: &out, accumulate: false }.run(self.backend)?;
+        Ok(out)
+    }
+
+    fn weight_gradient(&self, dy: &SlotRows<'_>, x: &SlotRows<'_>, grad: &Tensor) -> Result<()> {
+        let (a, padded) = dy.column(&self.route.offsets);
+        let (b, _) = x.column(&self.route.offsets);
+        let (kind, offsets, out) = (GemmKind::Wgrad, padded, grad);
+        GroupedGemm { kind, a, b, offsets, out, accumulate: true }.run(self.backend)
+    }
+
+    /// Number of slots that count: the last offset.
+    fn limit(&self) -> Result<Tensor> {
+        let groups = self.route.offsets.len() - 1;
+        self.route.offsets.slice(groups, groups + 1)
+    }
+
+    fn gate_up(&self, saved: &mut MlpSaved) -> Result<Tensor> {
+        if let Some(gate_up) = saved.gate_up.load(self.backend)? {
+            return Ok(gate_up);
+        }
+        let x = self.operands(self.rows, Some(&self.route.slot_rows), FORWARD)?;
+        let w = &self.experts.gate_up;
+        Ok(saved.gate_up.set(self.product(GemmKind::Forward, x.row(), w.forward(), w.n())?))
+    }
+
+    fn hidden(&self, saved: &mut MlpSaved) -> Result<Tensor> {
+        if let Some(hidden) = saved.hidden.load(self.backend)? {
+            return Ok(hidden);
+        }
+        let gate_up = self.gate_up(saved)?;
+        let hidden = self.alloc(gate_up.dtype(), &[gate_up.rows(), gate_up.cols() / 2])?;
+        let (weight, limit) = (&self.route.slot_weights, self.limit()?);
+        Swiglu { gate_up: &gate_up, weight: Some(weight), limit: Some(&limit), out: &hidden }.run(self.backend)?;
+        Ok(saved.hidden.set(hidden))
+    }
+
+    /// The experts' results for each slot, `[slots, h]`.
+    pub(super) fn forward(&self, saved: &mut MlpSaved) -> Result<Tensor> {
+        let hidden = self.hidden(saved)?;
+        let h = self.operands(&hidden, None, FORWARD)?;
+        let w = &self.experts.down;
+        self.product(GemmKind::Forward, h.row(), w.forward(), w.n())
+    }
+
+    /// The gradients for `dy`, the received rows of the result's gradient; adds to the weights' gradients.
+    pub(super) fn backward(&self, dy: &Tensor, mut saved: MlpSaved) -> Result<SlotGrads> {
+        let route = self.route;
+        let gather = Some(&route.slot_rows);
+        let gate_up = self.gate_up(&mut saved)?;
+        let hidden = self.hidden(&mut saved)?;
+
+        let dy = self.operands(dy, gather, BOTH)?;
+        let h = self.operands(&hidden, None, WGRAD)?;
+        self.weight_gradient(&dy, &h, &self.moe.down.grad)?;
+        let w = &self.experts.down;
+        let d_hidden = self.product(GemmKind::Dgrad, dy.row(), w.dgrad(), w.k())?;
+
+        let d_gate_up = self.alloc(gate_up.dtype(), gate_up.shape())?;
+        let d_weight = self.alloc(DType::F32, &[route.slot_rows.len()])?;
+        SwigluGrad {
+            gate_up: &gate_up,
+            weight: Some(&route.slot_weights),
+            limit: Some(&self.limit()?),
+            d_out: &d_hidden,
+            d_gate_up: &d_gate_up,
+            d_weight: Some(&d_weight),
+        }
+        .run(self.backend)?;
+
+        let d_gate_up = self.operands(&d_gate_up, None, BOTH)?;
+        let x = self.operands(self.rows, gather, WGRAD)?;
+        self.weight_gradient(&d_gate_up, &x, &self.moe.gate_up.grad)?;
+        let w = &self.experts.gate_up;
+        let d_rows = self.product(GemmKind::Dgrad, d_gate_up.row(), w.dgrad(), w.k())?;
+        Ok(SlotGrads { d_rows, d_weight })
+    }
 }

@@ -29,6 +29,7 @@ use crate::ops::Window;
 use crate::tensor::{DType, Memory, Tensor};
 
 use dispatch::{Dispatch, Route};
+use experts::Slots;
 
 /// A Mixture-of-Experts layer on one rank.
 #[derive(Clone, Debug)]
@@ -166,7 +167,8 @@ impl Moe {
             let route = dispatch.route(tokens, ids, weights)?;
             let mut chunk = ChunkSaved { route, rows: Saved::default(), experts: MlpSaved::default() };
             let rows = received(&dispatch, x, &mut chunk)?;
-            let y = experts::forward(backend, self, experts, &rows, &chunk.route, &mut chunk.experts)?;
+            let slots = Slots { backend, moe: self, experts, rows: &rows, route: &chunk.route };
+            let y = slots.forward(&mut chunk.experts)?;
             dispatch.combine(&chunk.route, &y, [shared.as_ref(), Some(residual)], &out)?;
             chunk.rows.settle(backend, if chunk.route.exchanges() { policy.dispatched } else { Policy::Recompute })?;
             chunk.experts.gate_up.settle(backend, policy.experts.gate_up)?;
@@ -203,7 +205,8 @@ impl Moe {
             let dispatch = Dispatch::new(backend, self.router.experts(), local, window);
             let rows = received(&dispatch, x, &mut chunk)?;
             let dy_rows = dispatch.rows(&chunk.route, dy)?;
-            let grad = experts::backward(backend, self, experts, &rows, &dy_rows, &chunk.route, chunk.experts)?;
+            let slots = Slots { backend, moe: self, experts, rows: &rows, route: &chunk.route };
+            let grad = slots.backward(&dy_rows, chunk.experts)?;
             dispatch.return_weights(&chunk.route, &grad.d_weight, &d_weights)?;
             partial.push((window, chunk.route, grad.d_rows));
         }
