@@ -45,7 +45,7 @@ impl Simd {
 
 /// Calls `body` compiled for a level of vector instructions, which [`Host::new`](super::Host::new) found available.
 ///
-/// ```ignore
+/// ```text
 /// simd::with(simd, #[inline(always)] || {
 ///     for x in row.iter_mut() {
 ///         *x = math::exp(*x);
