@@ -2,4 +2,5 @@
 #![expect(clippy::unwrap_used, reason = "a harness that cannot go on should stop")]
 #![expect(clippy::cast_possible_truncation, reason = "problems are small")]
 
+pub mod differential;
 pub mod moe;

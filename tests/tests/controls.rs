@@ -2,11 +2,14 @@
 //! the suite against a host that was tampered with, and fails if the comparison does not notice.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use std::sync::Mutex;
+
 use dropless_core::backend::{Backend, Caps, Event, Queue};
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::numerics::NumericModel;
 use dropless_core::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Route};
 use dropless_core::{DType, Memory, Result, Tensor};
+use dropless_tests::differential::{self, Candidate, Ranks};
 use dropless_tests::moe::{Outcome, Problem, problem};
 
 /// What is done to the results of the host.
@@ -23,19 +26,30 @@ enum Fault {
     WrongWeight,
     /// Combine rounds its partial sums to bf16.
     RoundedTooEarly,
+    /// A cast writes one element too far.
+    WrittenTooFar,
+    /// A cast leaves its last element as it was.
+    NotWritten,
 }
 
 #[derive(Debug)]
 struct Tampered {
     host: Host,
     other: Host,
+    caps: Caps,
     fault: Fault,
+    /// Whole buffers, to find what lies around a view.
+    buffers: Mutex<Vec<Tensor>>,
 }
 
 fn ranks(n: usize, fault: Fault) -> Vec<Tampered> {
     let hosts = |numerics| Host::ranks(n, HostOptions { numerics, ..HostOptions::default() }).unwrap();
     let pairs = hosts(NumericModel::Hopper).into_iter().zip(hosts(NumericModel::F32));
-    pairs.map(|(host, other)| Tampered { host, other, fault }).collect()
+    let tampered = |(host, other): (Host, Host)| {
+        let caps = Caps { backend: "tampered", ..host.caps().clone() };
+        Tampered { host, other, caps, fault, buffers: Mutex::default() }
+    };
+    pairs.map(tampered).collect()
 }
 
 impl Tampered {
@@ -49,15 +63,25 @@ impl Tampered {
         change(&mut values);
         backend.write(tensor, bytemuck::cast_slice(&values))
     }
+
+    /// Elements `from..to` of the buffer of a view, counted from the view's end.
+    fn around(&self, view: &Tensor, from: isize, to: isize) -> Tensor {
+        let buffers = self.buffers.lock().unwrap();
+        let whole = buffers.iter().find(|whole| whole.shares_storage(view)).unwrap();
+        let end = view.offset() + view.len();
+        whole.slice(end.strict_add_signed(from), end.strict_add_signed(to)).unwrap()
+    }
 }
 
 impl Backend for Tampered {
     fn caps(&self) -> &Caps {
-        self.host.caps()
+        &self.caps
     }
 
     fn alloc(&self, dtype: DType, shape: &[usize], memory: Memory) -> Result<Tensor> {
-        self.host.alloc(dtype, shape, memory)
+        let tensor = self.host.alloc(dtype, shape, memory)?;
+        self.buffers.lock().unwrap().push(tensor.clone());
+        Ok(tensor)
     }
 
     fn write(&self, dst: &Tensor, bytes: &[u8]) -> Result<()> {
@@ -129,6 +153,14 @@ impl Backend for Tampered {
                     values.iter_mut().for_each(|v| *v = dropless_core::numerics::bf16::round(*v));
                 })
             }
+            (Fault::WrittenTooFar, Map::Cast(cast)) => {
+                let beyond = self.around(cast.out, 0, 1);
+                self.host.write(&beyond, &vec![0; beyond.bytes()])
+            }
+            (Fault::NotWritten, Map::Cast(cast)) => {
+                let last = self.around(cast.out, -1, 0);
+                self.host.write(&last, &[0xA5, 0xA5, 0xA5, 0xFF][4 - last.bytes()..])
+            }
             _ => Ok(()),
         }
     }
@@ -168,4 +200,52 @@ fn a_wrong_weight_is_noticed() {
 #[test]
 fn a_rounding_in_the_wrong_place_is_noticed() {
     assert!(differs(&problem(), Fault::RoundedTooEarly));
+}
+
+/// The comparison of the harness: a kind of problem on a backend against the host.
+fn report(problem: &str, open: fn(usize, NumericModel) -> Result<Ranks>) -> std::result::Result<(), String> {
+    let problem = differential::all().into_iter().find(|p| p.name == problem).unwrap();
+    // A control is no find to keep.
+    problem.compare(&Candidate { name: "tampered", open }, 4, None)
+}
+
+fn tampered(n: usize, fault: Fault) -> Result<Ranks> {
+    Ok(ranks(n, fault).into_iter().map(|rank| Box::new(rank) as Box<dyn Backend>).collect())
+}
+
+#[test]
+fn the_harness_passes_an_honest_backend() {
+    for problem in ["cast", "grouped_gemm_hopper"] {
+        report(problem, |n, _| tampered(n, Fault::None)).unwrap();
+    }
+}
+
+#[test]
+fn the_harness_notices_a_flipped_bit_and_shrinks_the_problem() {
+    let report = report("grouped_gemm_hopper", |n, _| tampered(n, Fault::FlippedBit)).unwrap_err();
+    assert!(report.contains("1 of 1 elements differ\n    at [0, 0]: "), "{report}");
+    assert!(report.contains("GroupedGemm {") && report.contains("seed: "), "{report}");
+}
+
+#[test]
+fn the_harness_notices_a_word_written_too_far() {
+    let report = report("cast", |n, _| tampered(n, Fault::WrittenTooFar)).unwrap_err();
+    assert!(report.contains("words around it were written"), "{report}");
+}
+
+#[test]
+fn the_harness_notices_a_word_that_is_not_written() {
+    let report = report("cast", |n, _| tampered(n, Fault::NotWritten)).unwrap_err();
+    assert!(report.contains("(not written), not "), "{report}");
+}
+
+#[test]
+fn the_harness_notices_another_model_of_the_matrix_units() {
+    report("grouped_gemm_hopper", |n, _| tampered(n, Fault::OtherModel)).unwrap_err();
+}
+
+#[test]
+fn the_harness_refuses_a_backend_against_itself() {
+    let report = report("cast", differential::host).unwrap_err();
+    assert!(report.contains("host was compared with itself"), "{report}");
 }

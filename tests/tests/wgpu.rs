@@ -1,4 +1,4 @@
-//! Memory, copies and the exchange between ranks: bytes arrive where they belong and touch nothing else.
+//! Memory, copies and the exchange between ranks on wgpu: bytes arrive where they belong and touch nothing else.
 
 #![expect(
     clippy::unwrap_used,
@@ -6,25 +6,30 @@
     reason = "tests may panic, and their numbers are small"
 )]
 
-mod support;
-
 use dropless_core::ops::{AllToAll, Counts, Fill, Offload};
 use dropless_core::{Backend, DType, Error, Memory, NumericModel};
+use dropless_tests::differential::{Random, Ranks, UNDER_TEST, host};
 use dropless_wgpu::{Wgpu, WgpuOptions};
-use support::{Random, open};
 
 /// Ranks on one device, or none where there is no adapter.
-fn ranks(n: usize) -> Vec<Wgpu> {
-    if open(NumericModel::Hopper).is_none() {
+fn ranks(n: usize) -> Ranks {
+    let wgpu = UNDER_TEST.iter().find(|candidate| candidate.name == "wgpu").unwrap();
+    if let Err(why) = wgpu.device() {
+        println!("skipped: {why}");
         return Vec::new();
     }
-    Wgpu::ranks(n, &WgpuOptions::default()).unwrap()
+    (wgpu.open)(n, NumericModel::Hopper).unwrap()
+}
+
+/// One rank.
+fn open() -> Option<Box<dyn Backend>> {
+    ranks(1).pop()
 }
 
 #[test]
 fn views_at_any_byte_are_written_and_read() {
-    let Some(wgpu) = open(NumericModel::Hopper) else { return };
-    let backend: &dyn Backend = &wgpu;
+    let Some(wgpu) = open() else { return };
+    let backend: &dyn Backend = &*wgpu;
     let mut random = Random(1);
     for dtype in [DType::U32, DType::Bf16, DType::E4m3] {
         let size = dtype.size();
@@ -46,8 +51,8 @@ fn views_at_any_byte_are_written_and_read() {
 
 #[test]
 fn a_write_waits_for_what_was_queued_before() {
-    let Some(wgpu) = open(NumericModel::Hopper) else { return };
-    let backend: &dyn Backend = &wgpu;
+    let Some(wgpu) = open() else { return };
+    let backend: &dyn Backend = &*wgpu;
     let x = backend.upload(DType::F32, &[1000], &[1f32; 1000]).unwrap();
     let y = backend.alloc(DType::F32, &[1000], Memory::Device).unwrap();
     for round in 0..100u8 {
@@ -62,8 +67,8 @@ fn a_write_waits_for_what_was_queued_before() {
 
 #[test]
 fn empty_tensors_are_nothing_to_do() {
-    let Some(wgpu) = open(NumericModel::Hopper) else { return };
-    let backend: &dyn Backend = &wgpu;
+    let Some(wgpu) = open() else { return };
+    let backend: &dyn Backend = &*wgpu;
     let empty = backend.upload::<f32>(DType::F32, &[0, 3], &[]).unwrap();
     Fill { out: &empty, value: 1.0 }.run(backend).unwrap();
     assert_eq!(backend.download::<f32>(&empty).unwrap(), [0f32; 0]);
@@ -75,8 +80,8 @@ fn empty_tensors_are_nothing_to_do() {
 
 #[test]
 fn dispatches_are_folded_past_one_dimension() {
-    let Some(wgpu) = open(NumericModel::Hopper) else { return };
-    let backend: &dyn Backend = &wgpu;
+    let Some(wgpu) = open() else { return };
+    let backend: &dyn Backend = &*wgpu;
     // 65536 workgroups of 64, and a few elements more.
     let len = 65536 * 64 + 5;
     let x = backend.alloc(DType::E4m3, &[len], Memory::Device).unwrap();
@@ -88,7 +93,7 @@ fn dispatches_are_folded_past_one_dimension() {
 
 #[test]
 fn too_large_a_tensor_is_refused_with_numbers() {
-    let Some(wgpu) = open(NumericModel::Hopper) else { return };
+    let Some(wgpu) = open() else { return };
     let available = wgpu.caps().max_buffer_bytes;
     let elements = usize::try_from(available / 4).unwrap() + 1;
     match wgpu.alloc(DType::F32, &[elements], Memory::Device) {
@@ -103,13 +108,13 @@ fn too_large_a_tensor_is_refused_with_numbers() {
 
 #[test]
 fn tensors_of_other_backends_and_devices_are_refused() {
-    let Some(wgpu) = open(NumericModel::Hopper) else { return };
-    let host = support::host(NumericModel::Hopper);
-    let foreign = (&host as &dyn Backend).upload(DType::F32, &[1], &[1f32]).unwrap();
-    let other = open(NumericModel::Hopper).unwrap();
-    let elsewhere = (&other as &dyn Backend).upload(DType::F32, &[1], &[1f32]).unwrap();
+    let Some(wgpu) = open() else { return };
+    let host = host(1, NumericModel::Hopper).unwrap().remove(0);
+    let foreign = host.upload(DType::F32, &[1], &[1f32]).unwrap();
+    let other = open().unwrap();
+    let elsewhere = other.upload(DType::F32, &[1], &[1f32]).unwrap();
     for tensor in [foreign, elsewhere] {
-        let filled = Fill { out: &tensor, value: 0.0 }.run(&wgpu);
+        let filled = Fill { out: &tensor, value: 0.0 }.run(&*wgpu);
         assert!(matches!(filled, Err(Error::ForeignTensor { backend: "wgpu", .. })), "{filled:?}");
     }
 }
@@ -122,8 +127,8 @@ fn an_unknown_adapter_is_an_error() {
 
 #[test]
 fn offloaded_tensors_come_back() {
-    let Some(wgpu) = open(NumericModel::Hopper) else { return };
-    let backend: &dyn Backend = &wgpu;
+    let Some(wgpu) = open() else { return };
+    let backend: &dyn Backend = &*wgpu;
     let mut random = Random(2);
     for len in [0, 1, 3, 1000] {
         let codes = random.elements(DType::Bf16, len);
@@ -152,7 +157,7 @@ fn rows_are_exchanged_between_ranks() {
         std::thread::scope(|s| {
             for wgpu in all {
                 s.spawn(move || {
-                    let (backend, rank): (&dyn Backend, _) = (&wgpu, wgpu.caps().rank);
+                    let (backend, rank): (&dyn Backend, _) = (&*wgpu, wgpu.caps().rank);
                     let sent: Vec<u8> = (0..3).flat_map(|to| (0..chunk).map(move |i| value(rank, to, i))).collect();
                     let send = backend.upload(dtype, &[3, capacity, cols], &sent).unwrap();
                     let recv = backend.upload(dtype, &[3, capacity, cols], &vec![0xEEu8; 3 * chunk]).unwrap();
@@ -181,7 +186,7 @@ fn b151_counts_that_disagree_fail_on_every_rank() {
     std::thread::scope(|s| {
         for wgpu in all {
             s.spawn(move || {
-                let (backend, rank): (&dyn Backend, _) = (&wgpu, wgpu.caps().rank);
+                let (backend, rank): (&dyn Backend, _) = (&*wgpu, wgpu.caps().rank);
                 let send = backend.upload(DType::U32, &[2, 4, 1], &[1u32; 8]).unwrap();
                 let recv = backend.upload(DType::U32, &[2, 4, 1], &[9u32; 8]).unwrap();
                 let (sends, expects) = if rank == 0 { ([2u32, 1], [2u32, 0]) } else { ([0, 4], [3, 4]) };
