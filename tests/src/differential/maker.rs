@@ -4,7 +4,7 @@
 //! What shapes a problem (extents, types, options) comes from the draw's choices, which shrink: the smallest choice is
 //! the simplest, as in Hypothesis (MacIver and Donaldson, ECOOP 2020). What fills it comes from the draw's seed.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::slice;
 
 use dropless_core::{Backend, DType, Memory, NumericModel, Result, Tensor};
@@ -20,10 +20,17 @@ const AFTER: usize = 8;
 const GUARD: u8 = 0x5A;
 
 /// What a problem is made of.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Draw {
     choices: Vec<u16>,
     seed: u64,
+}
+
+impl fmt::Debug for Draw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = self.choices.iter().rposition(|&choice| choice > 0).map_or(0, |last| last + 1);
+        write!(f, "seed {}, choices {:?} and then 0", self.seed, &self.choices[..end])
+    }
 }
 
 /// Any draw. It has more choices than any problem makes.
