@@ -28,7 +28,7 @@ impl Candidate {
         let required = std::env::var("DROPLESS_REQUIRE").is_ok_and(|names| names.split(',').any(|n| n == self.name));
         match (self.open)(1, NumericModel::Hopper) {
             Err(Error::Unavailable { why, .. }) if !required => Err(why),
-            opened => Ok(opened.unwrap()[0].caps().device.clone()),
+            opened => Ok(opened.unwrap_or_else(|error| panic!("{error}"))[0].caps().device.clone()),
         }
     }
 }

@@ -68,8 +68,8 @@ fn differences(report: &mut String, want: &Output, got: &Output) {
         return;
     }
     for output in [want, got].into_iter().filter(|output| !output.guarded) {
-        let whose = if std::ptr::eq(output, want) { "by the reference" } else { "" };
-        let _ = writeln!(report, "  {what}: words around it were written {whose}");
+        let whose = if std::ptr::eq(output, want) { " by the reference" } else { "" };
+        let _ = writeln!(report, "  {what}: words around it were written{whose}");
     }
     let size = dtype.size();
     let pairs = want.values.chunks(size).zip(got.values.chunks(size));
