@@ -49,7 +49,7 @@ pub struct Problem {
     pub policy: MoePolicy,
     /// Threads of the host.
     pub threads: usize,
-    /// Added to the router's weights of one expert, to send it everything.
+    /// The expert that every token chooses first, through its bias.
     pub favourite: Option<usize>,
     /// Factor of the gradient `dy`; 0 leaves the auxiliary loss alone.
     pub dy: f32,
@@ -171,7 +171,7 @@ impl Problem {
     fn router_weight(&self) -> Vec<f32> {
         let mut w = scaled(random(2, self.experts * self.h), 0.3);
         if let Some(favourite) = self.favourite {
-            // Far above the others whatever x is: through the bias it would not be limited by groups.
+            // Its score is one half for every token; the bias alone puts it first.
             w[favourite * self.h..(favourite + 1) * self.h].fill(0.0);
         }
         w

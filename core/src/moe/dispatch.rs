@@ -4,7 +4,7 @@
 //! its experts' results along its part of the tree over all experts, so one f32 row for each token and rank returns. With
 //! one rank and one chunk nothing is copied: the grouped products gather the rows themselves.
 
-use crate::backend::{Backend, Queue};
+use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::Tokens;
 use crate::ops::{AllToAll, Combine, Counts, Fill, GatherRows, Layout, Plan, Route as RouteOp, Window};
@@ -67,13 +67,6 @@ impl<'a> Dispatch<'a> {
         self.backend.caps().ranks
     }
 
-    /// An all-to-all ordered after the compute queue's work so far, and before its later work.
-    fn exchange(&self, send: &Tensor, recv: &Tensor, counts: Option<Counts<'_>>) -> Result<()> {
-        self.backend.wait_for(Queue::Comm, &self.backend.record(Queue::Compute)?)?;
-        AllToAll { send, recv, counts }.run(self.backend)?;
-        self.backend.wait_for(Queue::Compute, &self.backend.record(Queue::Comm)?)
-    }
-
     /// Plans the chunk: ids u32 `[tokens, k]`, weights f32 `[tokens, k]`.
     pub(super) fn route(&self, tokens: &Tokens, ids: &Tensor, weights: &Tensor) -> Result<Route> {
         let (t, k, ranks) = (tokens.count(), ids.cols(), self.ranks());
@@ -97,7 +90,8 @@ impl<'a> Dispatch<'a> {
             positions: &exchange.positions,
         })
         .run(self.backend)?;
-        self.exchange(&exchange.send_counts, &exchange.recv_counts, None)?;
+        AllToAll { send: &exchange.send_counts, recv: &exchange.recv_counts, counts: None }
+            .run_in_order(self.backend)?;
         let ids = self.send(&exchange, ids)?.reshape(&[ranks, capacity, k])?;
         let weights = self.send(&exchange, weights)?.reshape(&[ranks, capacity, k])?;
         let counts = exchange.recv_counts.clone();
@@ -140,7 +134,7 @@ impl<'a> Dispatch<'a> {
         let (send, recv) = (self.alloc(x.dtype(), &shape)?, self.alloc(x.dtype(), &shape)?);
         GatherRows { x, index: &exchange.rows, out: &send }.run(self.backend)?;
         let counts = Counts { send: &exchange.send_counts, recv: &exchange.recv_counts };
-        self.exchange(&send, &recv, Some(counts))?;
+        AllToAll { send: &send, recv: &recv, counts: Some(counts) }.run_in_order(self.backend)?;
         recv.reshape(&[ranks * capacity, cols])
     }
 
@@ -149,7 +143,8 @@ impl<'a> Dispatch<'a> {
         let (ranks, capacity, cols) = (self.ranks(), exchange.rows.cols(), rows.cols());
         let back = self.alloc(rows.dtype(), &[ranks, capacity, cols])?;
         let counts = Counts { send: &exchange.recv_counts, recv: &exchange.send_counts };
-        self.exchange(&rows.reshape(&[ranks, capacity, cols])?, &back, Some(counts))?;
+        let send = rows.reshape(&[ranks, capacity, cols])?;
+        AllToAll { send: &send, recv: &back, counts: Some(counts) }.run_in_order(self.backend)?;
         back.reshape(&[ranks * capacity, cols])
     }
 

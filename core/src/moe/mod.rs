@@ -14,6 +14,8 @@
 //! With R ranks, T tokens a rank and chunk, K choices, L local experts, H hidden, I expert width and b bytes of an
 //! element, a chunk needs at most S = R T min(K, L) slots, and
 //! `R T H (2 b + 8) + S (2 H b + 5 I b + 12)` bytes on a rank in the backward pass ([`Moe::chunk_bytes`]).
+//! Not counted: gathered rows and codes that a quantized recipe holds during a product, and, with several chunks, the
+//! `S H b` bytes of each chunk's input gradient, which wait for the router's.
 
 mod dispatch;
 mod experts;
@@ -94,7 +96,7 @@ impl Moe {
         })
     }
 
-    /// An upper bound of the bytes that one chunk of `tokens` tokens a rank needs (see the module).
+    /// Bytes that one chunk of `tokens` tokens a rank needs in the worst case (see the module for what counts).
     pub fn chunk_bytes(&self, ranks: usize, tokens: usize, element: DType) -> u64 {
         let [local, h, i] = [0, 1, 2].map(|d| self.down.value.shape()[d] as u64);
         let rows = (ranks * tokens) as u64;

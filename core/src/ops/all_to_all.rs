@@ -1,7 +1,7 @@
 //! Exchange of rows between ranks.
 
 use super::{Arg, Checked, DType, distinct, number};
-use crate::backend::{Backend, Caps};
+use crate::backend::{Backend, Caps, Queue};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -68,6 +68,16 @@ impl AllToAll<'_> {
         }
         distinct(OP, "recv", self.recv, &others)?;
         Ok(Checked::new(self))
+    }
+
+    /// As [`run`](AllToAll::run), after the compute queue's work so far and before its later work.
+    ///
+    /// # Errors
+    /// See the type.
+    pub fn run_in_order(self, backend: &dyn Backend) -> Result<()> {
+        backend.wait_for(Queue::Comm, &backend.record(Queue::Compute)?)?;
+        self.run(backend)?;
+        backend.wait_for(Queue::Compute, &backend.record(Queue::Comm)?)
     }
 
     /// Checks and queues.

@@ -1,7 +1,7 @@
 //! From the gradients of all ranks to new weights. NUMERICS.md, "Optimizer" and "Gradient shards and ranks".
 
 use dropless_core::ops::{AdamW, AllToAll, BiasUpdate, ClipScale, GatherRows, SumRows, SumSquares, TreeSum};
-use dropless_core::{Backend, DType, Memory, Queue, Tensor};
+use dropless_core::{Backend, DType, Memory, Tensor};
 
 use crate::config::{TrainConfig, single};
 use crate::error::Result;
@@ -13,15 +13,8 @@ pub(super) fn gather(backend: &dyn Backend, x: &Tensor) -> Result<Tensor> {
     let mut shape = vec![backend.caps().ranks];
     shape.extend(x.shape());
     let all = backend.alloc(x.dtype(), &shape, Memory::Device)?;
-    exchange(backend, x, &all)?;
+    AllToAll { send: x, recv: &all, counts: None }.run_in_order(backend)?;
     Ok(all)
-}
-
-/// An all-to-all ordered after the compute queue's work so far, and before its later work.
-fn exchange(backend: &dyn Backend, send: &Tensor, recv: &Tensor) -> Result<()> {
-    backend.wait_for(Queue::Comm, &backend.record(Queue::Compute)?)?;
-    AllToAll { send, recv, counts: None }.run(backend)?;
-    Ok(backend.wait_for(Queue::Compute, &backend.record(Queue::Comm)?)?)
 }
 
 /// The gradients of a step, the same on every rank, and their norm.
@@ -50,7 +43,7 @@ fn reduce_ranks(backend: &dyn Backend, sum: Tensor) -> Result<Tensor> {
     }
     let piece = sum.len() / ranks;
     let parts = backend.alloc(DType::F32, &[ranks, piece], Memory::Device)?;
-    exchange(backend, &sum.reshape(&[ranks, piece])?, &parts)?;
+    AllToAll { send: &sum.reshape(&[ranks, piece])?, recv: &parts, counts: None }.run_in_order(backend)?;
     let mine = backend.alloc(DType::F32, &[piece], Memory::Device)?;
     TreeSum { parts: &parts, out: &mine }.run(backend)?;
     Ok(gather(backend, &mine)?.reshape(&[ranks * piece])?)
