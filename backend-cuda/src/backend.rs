@@ -1,0 +1,167 @@
+//! The backend: memory and queues, and the ops handed to their files.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dropless_core::backend::EventState;
+use dropless_core::ops::{AllToAll, Attention, GroupQuantize, GroupedGemm, Map, Offload, Route};
+use dropless_core::{Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor};
+
+use crate::BACKEND;
+use crate::device::Gpu;
+use crate::driver;
+use crate::graph::Graph;
+use crate::memory;
+
+/// How a [`Cuda`] is opened.
+#[derive(Clone, Debug)]
+pub struct CudaOptions {
+    /// The arithmetic of the matrix products: `Hopper`, or `F32` for validation.
+    pub numerics: NumericModel,
+    /// Index of the device.
+    pub device: usize,
+    /// How long a rank waits for the others in a collective before it fails.
+    pub timeout: Duration,
+    /// Wait after every launch, so that a failure names the op that caused it. For finding faults; slow.
+    pub synchronous: bool,
+}
+
+impl Default for CudaOptions {
+    fn default() -> Self {
+        CudaOptions {
+            numerics: NumericModel::Hopper,
+            device: 0,
+            timeout: Duration::from_secs(60),
+            synchronous: std::env::var_os("DROPLESS_CUDA_SYNC").is_some(),
+        }
+    }
+}
+
+/// An NVIDIA GPU as a backend. Nothing but [`Backend::read`] and [`Backend::wait`] waits for the device.
+#[derive(Debug)]
+pub struct Cuda {
+    caps: Caps,
+    gpu: Arc<Gpu>,
+}
+
+impl EventState for driver::Event {}
+
+impl Cuda {
+    /// One rank.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when there is no such device, it is not of compute capability 9.0, or a library is missing.
+    pub fn new(options: &CudaOptions) -> Result<Cuda> {
+        if options.numerics == NumericModel::Blackwell {
+            let why = "the Blackwell model needs another card; use the host".into();
+            return Err(Error::Unavailable { backend: BACKEND, why });
+        }
+        let gpu = Gpu::open(options.device, options.synchronous)?;
+        let caps = Caps {
+            backend: BACKEND,
+            device: gpu.name.clone(),
+            numerics: options.numerics,
+            rank: 0,
+            ranks: 1,
+            max_buffer_bytes: gpu.memory_bytes,
+        };
+        Ok(Cuda { caps, gpu })
+    }
+
+    /// Records what `work` queues on this backend, without running it. The recorded work reads and writes the tensors
+    /// that `work` was given, at every launch; tensors that it makes belong to the graph.
+    ///
+    /// # Errors
+    /// Those of `work`; a failure of the device.
+    pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        Graph::record(&self.gpu, work)
+    }
+
+    /// Bytes of device memory that came from the driver, and bytes of the tensors that live.
+    pub fn usage(&self) -> (u64, u64) {
+        self.gpu.usage()
+    }
+}
+
+fn same_length(op: &'static str, tensor: &Tensor, bytes: usize) -> Result<()> {
+    if bytes == tensor.bytes() {
+        return Ok(());
+    }
+    let expected = format!("{} for {tensor:?}", tensor.bytes());
+    Err(Error::Argument { op, field: "bytes", expected, found: bytes.to_string() })
+}
+
+impl Backend for Cuda {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn alloc(&self, dtype: DType, shape: &[usize], memory: Memory) -> Result<Tensor> {
+        memory::alloc(&self.gpu, dtype, shape, memory)
+    }
+
+    fn write(&self, dst: &Tensor, bytes: &[u8]) -> Result<()> {
+        const OP: &str = "write";
+        same_length(OP, dst, bytes.len())?;
+        memory::write(OP, &self.gpu, dst, bytes)
+    }
+
+    fn read(&self, src: &Tensor, bytes: &mut [u8]) -> Result<()> {
+        const OP: &str = "read";
+        same_length(OP, src, bytes.len())?;
+        memory::read(OP, &self.gpu, src, bytes)
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.gpu.bind("wait")?;
+        self.gpu.synchronize("wait")
+    }
+
+    fn record(&self, queue: Queue) -> Result<Event> {
+        self.gpu.bind("record")?;
+        Ok(Event(Arc::new(driver::Event::record("record", self.gpu.stream(queue))?)))
+    }
+
+    fn wait_for(&self, queue: Queue, event: &Event) -> Result<()> {
+        const OP: &str = "wait_for";
+        self.gpu.bind(OP)?;
+        let any: &dyn std::any::Any = &*event.0;
+        let event = any.downcast_ref().ok_or(Error::ForeignTensor { op: OP, backend: BACKEND })?;
+        self.gpu.stream(queue).wait(OP, event)
+    }
+
+    fn grouped_gemm(&self, _op: &Checked<GroupedGemm<'_>>) -> Result<()> {
+        self.missing("grouped_gemm")
+    }
+
+    fn group_quantize(&self, _op: &Checked<GroupQuantize<'_>>) -> Result<()> {
+        self.missing("group_quantize")
+    }
+
+    fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
+        self.gpu.copy("all_to_all", op.send, op.recv, Queue::Comm)
+    }
+
+    fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
+        self.gpu.copy("offload", op.from, op.to, Queue::Offload)
+    }
+
+    fn route(&self, _op: &Checked<Route<'_>>) -> Result<()> {
+        self.missing("route")
+    }
+
+    fn attention(&self, _op: &Checked<Attention<'_>>) -> Result<()> {
+        self.missing("attention")
+    }
+
+    fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {
+        self.missing(op.name())
+    }
+}
+
+impl Cuda {
+    /// Goes when the last op is there.
+    fn missing(&self, op: &'static str) -> Result<()> {
+        Err(Error::Device { backend: BACKEND, op, what: format!("{} has no kernel of it yet", self.caps.device) })
+    }
+}

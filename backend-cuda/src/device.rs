@@ -1,0 +1,206 @@
+//! A device: its context, its streams, its memory and its compiled kernels.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use dropless_core::{DType, Error, Memory, Queue, Result, Tensor};
+use parking_lot::{Mutex, RwLock};
+
+use crate::BACKEND;
+use crate::driver::{self, Context, During, Event, Function, Kind, Stream};
+use crate::graph::Capture;
+use crate::jit::Jit;
+use crate::kernel::Variant;
+use crate::memory::{self, Pool};
+
+/// What `dropless doctor` says of a device.
+#[derive(Clone, Debug)]
+pub struct DeviceReport {
+    /// The index under which it is opened.
+    pub index: usize,
+    /// As the driver names it.
+    pub name: String,
+    /// Compute capability, e.g. (9, 0).
+    pub capability: (i32, i32),
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Why the backend cannot use it.
+    pub refused: Option<String>,
+}
+
+/// The devices of this machine.
+///
+/// # Errors
+/// [`Error::Unavailable`] without a driver or a device.
+pub fn devices() -> Result<Vec<DeviceReport>> {
+    driver::init()?;
+    let count = result::device::get_count().during("devices")?;
+    (0..count).map(report).collect()
+}
+
+fn report(ordinal: i32) -> Result<DeviceReport> {
+    let device = result::device::get(ordinal).during("devices")?;
+    let attribute = |attribute| {
+        // SAFETY: the device exists.
+        unsafe { result::device::get_attribute(device, attribute) }.during("devices")
+    };
+    let capability = (
+        attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
+    // SAFETY: the device exists.
+    let memory = unsafe { result::device::total_mem(device) }.during("devices")? as u64;
+    let (major, minor) = capability;
+    let refused = (capability != (9, 0)).then(|| {
+        format!("compute capability {major}.{minor}: the tensor cores' arithmetic is known of 9.0 (H100, H200) only")
+    });
+    let name = result::device::get_name(device).during("devices")?;
+    let index = usize::try_from(ordinal).expect("an index");
+    Ok(DeviceReport { index, name, capability, memory, refused })
+}
+
+/// An extent as the kernels take it. Only an empty tensor has one past 2^32, and nothing is read of it.
+pub(crate) fn word(extent: usize) -> u32 {
+    u32::try_from(extent).unwrap_or(u32::MAX)
+}
+
+/// An opened device.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    pub(crate) name: String,
+    /// Total bytes of device memory.
+    pub(crate) memory_bytes: u64,
+    /// Streaming multiprocessors: the blocks of a persistent grid.
+    pub(crate) multiprocessors: u32,
+    /// Whether every launch waits for its end, so that a failure names the op that caused it.
+    synchronous: bool,
+    functions: RwLock<HashMap<Variant, Arc<Function>>>,
+    jit: Jit,
+    compute: Stream,
+    comm: Stream,
+    offload: Stream,
+    device_pool: Arc<Pool>,
+    pinned_pool: Arc<Pool>,
+    /// The graph that is being recorded.
+    pub(crate) capture: Mutex<Option<Capture>>,
+    /// Last, so that everything above goes first.
+    context: Context,
+}
+
+impl Gpu {
+    pub(crate) fn open(index: usize, synchronous: bool) -> Result<Arc<Gpu>> {
+        let unavailable = |why| Error::Unavailable { backend: BACKEND, why };
+        let all = devices()?;
+        let found =
+            all.get(index).ok_or_else(|| unavailable(format!("no device {index}: this machine has {}", all.len())))?;
+        if let Some(why) = &found.refused {
+            return Err(unavailable(format!("{}: {why}", found.name)));
+        }
+        let jit = Jit::new("sm_90a")?;
+        let context = Context::retain(i32::try_from(index).expect("an index"))?;
+        context.bind("open")?;
+        let count = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        Ok(Arc::new(Gpu {
+            name: found.name.clone(),
+            memory_bytes: found.memory,
+            multiprocessors: count.unsigned_abs(),
+            synchronous,
+            functions: RwLock::default(),
+            jit,
+            compute: Stream::new()?,
+            comm: Stream::new()?,
+            offload: Stream::new()?,
+            device_pool: Pool::new(Kind::Device),
+            pinned_pool: Pool::new(Kind::Pinned),
+            capture: Mutex::default(),
+            context,
+        }))
+    }
+
+    /// Makes the device the calling thread's.
+    pub(crate) fn bind(&self, op: &'static str) -> Result<()> {
+        self.context.bind(op)
+    }
+
+    pub(crate) fn stream(&self, queue: Queue) -> &Stream {
+        match queue {
+            Queue::Compute => &self.compute,
+            Queue::Comm => &self.comm,
+            Queue::Offload => &self.offload,
+        }
+    }
+
+    /// Later work on `to` starts after the work on `from` so far.
+    pub(crate) fn order(&self, op: &'static str, from: Queue, to: Queue) -> Result<()> {
+        self.stream(to).wait(op, &Event::record(op, self.stream(from))?)
+    }
+
+    /// Waits for every stream.
+    pub(crate) fn synchronize(&self, op: &'static str) -> Result<()> {
+        [Queue::Compute, Queue::Comm, Queue::Offload].into_iter().try_for_each(|q| self.stream(q).synchronize(op))
+    }
+
+    /// After a launch: in the synchronous mode, waits for it.
+    pub(crate) fn launched(&self, op: &'static str, queue: Queue) -> Result<()> {
+        if self.synchronous && self.capture.lock().is_none() { self.stream(queue).synchronize(op) } else { Ok(()) }
+    }
+
+    /// Where new tensors come from.
+    pub(crate) fn pool(&self, kind: Kind) -> Arc<Pool> {
+        match kind {
+            Kind::Device => self.capture.lock().as_ref().map_or(&self.device_pool, |capture| &capture.pool).clone(),
+            Kind::Pinned => self.pinned_pool.clone(),
+        }
+    }
+
+    /// Where the memory of a tensor from `home` goes: a graph that is being recorded keeps what its work uses.
+    pub(crate) fn recycle(&self, home: &Arc<Pool>) -> Arc<Pool> {
+        let capture = self.capture.lock();
+        match &*capture {
+            Some(capture) if Arc::ptr_eq(home, &self.device_pool) => capture.pool.clone(),
+            _ => home.clone(),
+        }
+    }
+
+    /// Bytes of device memory that came from the driver, and bytes of living tensors.
+    pub(crate) fn usage(&self) -> (u64, u64) {
+        self.device_pool.usage()
+    }
+
+    /// A tensor for intermediate results.
+    pub(crate) fn alloc(self: &Arc<Self>, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        memory::alloc(self, dtype, shape, Memory::Device)
+    }
+
+    /// Queues the filling of a tensor's bytes.
+    pub(crate) fn fill(self: &Arc<Self>, op: &'static str, tensor: &Tensor, byte: u8) -> Result<()> {
+        self.bind(op)?;
+        let to = memory::addresses(op, self, tensor, Queue::Compute)?;
+        // SAFETY: the view lies inside its buffer, which is kept until the stream is done with it.
+        unsafe { driver::fill(op, &self.compute, to.start, byte, tensor.bytes()) }?;
+        self.launched(op, Queue::Compute)
+    }
+
+    /// Queues a copy of the bytes of `from` to `to`, which has as many, wherever they lie.
+    pub(crate) fn copy(self: &Arc<Self>, op: &'static str, from: &Tensor, to: &Tensor, queue: Queue) -> Result<()> {
+        debug_assert_eq!(from.bytes(), to.bytes(), "{op}");
+        self.bind(op)?;
+        let source = memory::addresses(op, self, from, queue)?;
+        let target = memory::addresses(op, self, to, queue)?;
+        // SAFETY: both views lie inside their buffers, which are kept until the stream is done with them.
+        unsafe { driver::copy(op, self.stream(queue), target.start, source.start, from.bytes()) }?;
+        self.launched(op, queue)
+    }
+
+    /// The compiled kernel of a variant; compiled at its first use.
+    pub(crate) fn function(&self, variant: Variant) -> Result<Arc<Function>> {
+        if let Some(function) = self.functions.read().get(&variant) {
+            return Ok(function.clone());
+        }
+        let name = variant.kernel.name;
+        let cubin = self.jit.cubin(name, &variant.source())?;
+        let function = Arc::new(Function::load(name, &cubin)?);
+        Ok(self.functions.write().entry(variant).or_insert(function).clone())
+    }
+}

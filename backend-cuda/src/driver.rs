@@ -1,0 +1,356 @@
+//! The CUDA driver, with owned handles and typed errors.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+
+use cudarc::driver::{result, sys};
+use dropless_core::{Error, Result};
+
+use crate::BACKEND;
+
+/// A failure of the driver, in its own words.
+pub(crate) fn failed(op: &'static str, error: &result::DriverError) -> Error {
+    let text =
+        |s: std::result::Result<&std::ffi::CStr, _>| s.map_or_else(|_| String::new(), |s| s.to_string_lossy().into());
+    let what = format!("{} ({})", text(error.error_name()), text(error.error_string()));
+    Error::Device { backend: BACKEND, op, what }
+}
+
+/// Names the op in a driver's result.
+pub(crate) trait During<T> {
+    /// The value, or [`Error::Device`] for `op`.
+    fn during(self, op: &'static str) -> Result<T>;
+}
+
+impl<T> During<T> for std::result::Result<T, result::DriverError> {
+    fn during(self, op: &'static str) -> Result<T> {
+        self.map_err(|error| failed(op, &error))
+    }
+}
+
+/// Loads the driver and looks for devices; says in one line what is missing.
+pub(crate) fn init() -> Result<()> {
+    let unavailable = |why: &str| Error::Unavailable { backend: BACKEND, why: why.into() };
+    // SAFETY: only looks whether the library can be loaded.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(unavailable("no CUDA driver (libcuda) on this machine; use --backend host or wgpu"));
+    }
+    result::init().map_err(|error| match error.0 {
+        sys::cudaError_enum::CUDA_ERROR_NO_DEVICE => unavailable("the CUDA driver finds no device"),
+        _ => unavailable(&format!("the CUDA driver does not start: {}", failed("init", &error))),
+    })
+}
+
+/// The primary context of a device.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) device: sys::CUdevice,
+    raw: sys::CUcontext,
+}
+
+// SAFETY: a context may be used from any thread that makes it current.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(crate) fn retain(ordinal: i32) -> Result<Context> {
+        let device = result::device::get(ordinal).during("open")?;
+        // SAFETY: the device exists; released in `drop`.
+        let raw = unsafe { result::primary_ctx::retain(device) }.during("open")?;
+        Ok(Context { device, raw })
+    }
+
+    /// Makes the context the calling thread's.
+    pub(crate) fn bind(&self, op: &'static str) -> Result<()> {
+        // SAFETY: the context is retained.
+        unsafe { result::ctx::set_current(self.raw) }.during(op)
+    }
+
+    pub(crate) fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<i32> {
+        // SAFETY: the device exists.
+        unsafe { result::device::get_attribute(self.device, attribute) }.during("open")
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once. At the end of a process the driver may be gone already, which is no harm.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+/// A queue of the device.
+#[derive(Debug)]
+pub(crate) struct Stream(pub(crate) sys::CUstream);
+
+// SAFETY: the driver locks a stream.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(crate) fn new() -> Result<Stream> {
+        Ok(Stream(result::stream::create(result::stream::StreamKind::NonBlocking).during("open")?))
+    }
+
+    pub(crate) fn synchronize(&self, op: &'static str) -> Result<()> {
+        // SAFETY: the stream lives.
+        unsafe { result::stream::synchronize(self.0) }.during(op)
+    }
+
+    /// Later work here starts after `event`.
+    pub(crate) fn wait(&self, op: &'static str, event: &Event) -> Result<()> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both live.
+        unsafe { result::stream::wait_event(self.0, event.0, flags) }.during(op)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`; the driver finishes its work first.
+        let _ = unsafe { result::stream::destroy(self.0) };
+    }
+}
+
+/// A point in a stream.
+#[derive(Debug)]
+pub(crate) struct Event(pub(crate) sys::CUevent);
+
+// SAFETY: the driver locks an event.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// The present end of a stream.
+    pub(crate) fn record(op: &'static str, stream: &Stream) -> Result<Event> {
+        Event::record_with(op, stream, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// The same, with the time at which it is passed.
+    pub(crate) fn record_timed(op: &'static str, stream: &Stream) -> Result<Event> {
+        Event::record_with(op, stream, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn record_with(op: &'static str, stream: &Stream, flags: sys::CUevent_flags) -> Result<Event> {
+        let event = Event(result::event::create(flags).during(op)?);
+        // SAFETY: both live.
+        unsafe { result::event::record(event.0, stream.0) }.during(op)?;
+        Ok(event)
+    }
+
+    /// Whether it has been passed.
+    pub(crate) fn passed(&self, op: &'static str) -> Result<bool> {
+        // SAFETY: the event lives.
+        match unsafe { result::event::query(self.0) } {
+            Err(result::DriverError(sys::cudaError_enum::CUDA_ERROR_NOT_READY)) => Ok(false),
+            done => done.during(op).map(|()| true),
+        }
+    }
+
+    pub(crate) fn synchronize(&self, op: &'static str) -> Result<()> {
+        // SAFETY: the event lives.
+        unsafe { result::event::synchronize(self.0) }.during(op)
+    }
+
+    /// Milliseconds from `start`, once both are passed.
+    pub(crate) fn since(&self, op: &'static str, start: &Event) -> Result<f32> {
+        // SAFETY: both live.
+        unsafe { result::event::elapsed(start.0, self.0) }.during(op)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created once; the driver keeps it until it is passed.
+        let _ = unsafe { result::event::destroy(self.0) };
+    }
+}
+
+/// A compiled kernel on the device.
+#[derive(Debug)]
+pub(crate) struct Function {
+    raw: sys::CUfunction,
+    module: sys::CUmodule,
+}
+
+// SAFETY: a function may be launched from any thread.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Function {
+    /// Loads the kernel `name` of a cubin.
+    pub(crate) fn load(name: &'static str, cubin: &[u8]) -> Result<Function> {
+        let symbol = std::ffi::CString::new(name).expect("a kernel's name has no zero");
+        // SAFETY: `cubin` is an image that the compiler made, or one with the same checksum.
+        let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }.during(name)?;
+        // SAFETY: the module is loaded.
+        match unsafe { result::module::get_function(module, symbol) }.during(name) {
+            Ok(raw) => Ok(Function { raw, module }),
+            Err(error) => {
+                // SAFETY: loaded above, and nobody else has it.
+                let _ = unsafe { result::module::unload(module) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Allows `bytes` of dynamic shared memory.
+    pub(crate) fn allow_shared(&self, op: &'static str, bytes: u32) -> Result<()> {
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let bytes = i32::try_from(bytes).expect("shared memory is small");
+        // SAFETY: the function is loaded.
+        unsafe { result::function::set_function_attribute(self.raw, attribute, bytes) }.during(op)
+    }
+
+    /// Queues a run; `arguments` holds the kernel's one parameter.
+    ///
+    /// # Safety
+    /// `arguments` is at least as long as the kernel's parameter, and the addresses in it are what the kernel expects.
+    pub(crate) unsafe fn launch(
+        &self,
+        op: &'static str,
+        stream: &Stream,
+        blocks: u32,
+        threads: u32,
+        shared: u32,
+        arguments: &[u64],
+    ) -> Result<()> {
+        let mut parameter = arguments.as_ptr().cast::<c_void>().cast_mut();
+        // SAFETY: the caller's promise.
+        unsafe {
+            result::launch_kernel(
+                self.raw,
+                (blocks, 1, 1),
+                (threads, 1, 1),
+                shared,
+                stream.0,
+                std::slice::from_mut(&mut parameter),
+            )
+        }
+        .during(op)
+    }
+}
+
+impl Drop for Function {
+    fn drop(&mut self) {
+        // SAFETY: loaded once.
+        let _ = unsafe { result::module::unload(self.module) };
+    }
+}
+
+/// Memory of the device, or pinned memory of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Device,
+    Pinned,
+}
+
+/// The start of an allocation: an address of the device, or of pinned host memory (the same on both).
+pub(crate) type Address = u64;
+
+/// New memory; None when there is not enough.
+pub(crate) fn allocate(kind: Kind, bytes: usize) -> Result<Option<Address>> {
+    let address = match kind {
+        // SAFETY: freed by `release`.
+        Kind::Device => unsafe { result::malloc_sync(bytes) },
+        // SAFETY: freed by `release`.
+        Kind::Pinned => unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }.map(|p| p as Address),
+    };
+    match address {
+        Err(result::DriverError(sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
+        address => address.during("alloc").map(Some),
+    }
+}
+
+/// Gives memory back. The device's work with it is done, or the driver waits for it.
+pub(crate) fn release(kind: Kind, address: Address) {
+    // A failure here is an earlier one that someone else reports.
+    let _ = match kind {
+        // SAFETY: from `allocate`.
+        Kind::Device => unsafe { result::free_sync(address) },
+        // SAFETY: from `allocate`.
+        Kind::Pinned => unsafe { result::free_host(address as *mut c_void) },
+    };
+}
+
+/// Free and total bytes of the device.
+pub(crate) fn memory_info() -> Result<(usize, usize)> {
+    result::mem_get_info().during("alloc")
+}
+
+/// Queues a copy. The driver knows from the addresses where they lie.
+///
+/// # Safety
+/// Both ranges are allocated until the copy is done.
+pub(crate) unsafe fn copy(op: &'static str, stream: &Stream, to: Address, from: Address, bytes: usize) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    unsafe { sys::cuMemcpyAsync(to, from, bytes, stream.0) }.result().during(op)
+}
+
+/// Queues the filling of bytes.
+///
+/// # Safety
+/// The range is allocated until it is done.
+pub(crate) unsafe fn fill(op: &'static str, stream: &Stream, to: Address, byte: u8, bytes: usize) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    unsafe { result::memset_d8_async(to, byte, bytes, stream.0) }.during(op)
+}
+
+/// How a tensor map reads a matrix: a box of a row-major array, one to five dimensions, the fastest first.
+#[derive(Clone, Debug)]
+pub(crate) struct TensorMapShape {
+    pub(crate) element: sys::CUtensorMapDataType,
+    pub(crate) element_bytes: u64,
+    /// Extents in elements, the fastest first.
+    pub(crate) extents: Vec<u64>,
+    /// Extents of the box, the fastest first.
+    pub(crate) tile: Vec<u32>,
+    pub(crate) swizzle: sys::CUtensorMapSwizzle,
+}
+
+/// A tensor map, as the kernel's parameter holds it.
+pub(crate) type TensorMap = [u64; 16];
+
+/// Describes a matrix at `address` to the tensor memory accelerator. Elements outside are read as zero.
+pub(crate) fn tensor_map(op: &'static str, address: Address, shape: &TensorMapShape) -> Result<TensorMap> {
+    let rank = u32::try_from(shape.extents.len()).expect("at most 5");
+    let mut strides = Vec::new();
+    let mut stride = shape.element_bytes;
+    for extent in &shape.extents[..shape.extents.len() - 1] {
+        stride *= extent;
+        strides.push(stride);
+    }
+    let steps = vec![1u32; shape.extents.len()];
+    let mut map = MaybeUninit::<sys::CUtensorMap>::zeroed();
+    // SAFETY: the driver writes the map; every array has `rank` entries (the strides one less).
+    unsafe {
+        sys::cuTensorMapEncodeTiled(
+            map.as_mut_ptr(),
+            shape.element,
+            rank,
+            address as *mut c_void,
+            shape.extents.as_ptr(),
+            strides.as_ptr(),
+            shape.tile.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            shape.swizzle,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    }
+    .result()
+    .during(op)?;
+    // SAFETY: zeroed at first, and plain data.
+    Ok(unsafe { map.assume_init() }.opaque)
+}

@@ -1,0 +1,93 @@
+//! Work recorded once and run again: CUDA graphs.
+//!
+//! No op waits for the device or reads its memory, so any sequence of them can be recorded. The tensors it works on keep
+//! their addresses; what they hold may differ each time.
+
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use dropless_core::{Queue, Result};
+
+use crate::device::Gpu;
+use crate::driver::{During, Event, Kind};
+use crate::memory::Pool;
+
+/// The memory of a graph that is being recorded.
+#[derive(Debug)]
+pub(crate) struct Capture {
+    pub(crate) pool: Arc<Pool>,
+}
+
+/// A recorded piece of work, with the memory of its intermediate results.
+#[derive(Debug)]
+pub struct Graph {
+    executable: sys::CUgraphExec,
+    gpu: Arc<Gpu>,
+    _pool: Arc<Pool>,
+}
+
+// SAFETY: the driver allows any thread to launch a graph; `launch` takes it one at a time.
+unsafe impl Send for Graph {}
+
+const OP: &str = "graph";
+
+impl Graph {
+    /// Records what `work` queues, without running it.
+    pub(crate) fn record(gpu: &Arc<Gpu>, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        gpu.bind(OP)?;
+        gpu.synchronize(OP)?;
+        let pool = Pool::new(Kind::Device);
+        let stream = gpu.stream(Queue::Compute);
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        *gpu.capture.lock() = Some(Capture { pool: pool.clone() });
+        // SAFETY: the stream lives.
+        let begun = unsafe { result::stream::begin_capture(stream.0, mode) }.during(OP);
+        let worked = begun.and_then(|()| work()).and_then(|()| {
+            // The other streams' work belongs to the graph; it ends where they come together.
+            [Queue::Comm, Queue::Offload].into_iter().try_for_each(|queue| join(gpu, queue))
+        });
+        // SAFETY: begun above.
+        let graph = unsafe { result::stream::end_capture(stream.0) }.during(OP);
+        *gpu.capture.lock() = None;
+        worked?;
+        let graph = graph?;
+        let mut executable = std::ptr::null_mut();
+        // SAFETY: the graph was recorded above and is destroyed once.
+        unsafe {
+            let made = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0).result().during(OP);
+            let _ = result::graph::destroy(graph);
+            made?;
+        }
+        Ok(Graph { executable, gpu: gpu.clone(), _pool: pool })
+    }
+
+    /// Queues the recorded work.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn launch(&mut self) -> Result<()> {
+        self.gpu.bind(OP)?;
+        // SAFETY: the graph and its memory live.
+        unsafe { result::graph::launch(self.executable, self.gpu.stream(Queue::Compute).0) }.during(OP)
+    }
+}
+
+/// Lets the compute stream wait for a stream that takes part in the recording.
+fn join(gpu: &Gpu, queue: Queue) -> Result<()> {
+    let stream = gpu.stream(queue);
+    // SAFETY: the stream lives.
+    let status = unsafe { result::stream::is_capturing(stream.0) }.during(OP)?;
+    if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
+        gpu.stream(Queue::Compute).wait(OP, &Event::record(OP, stream)?)?;
+    }
+    Ok(())
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // A failure here is an earlier one that someone else reports.
+        let _ = self.gpu.bind(OP).and_then(|()| self.gpu.synchronize(OP));
+        // SAFETY: instantiated once, and the device is done with it.
+        let _ = unsafe { result::graph::exec_destroy(self.executable) };
+    }
+}

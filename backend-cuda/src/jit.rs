@@ -1,0 +1,168 @@
+//! Compilation at run time, with flags that keep the arithmetic of NUMERICS.md, and a cache on disk.
+
+use std::ffi::CString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use cudarc::nvrtc::{result, sys};
+use dropless_core::{Error, Result};
+
+use crate::BACKEND;
+
+/// The arithmetic of NUMERICS.md, "Scalars": no contraction, subnormals, correct rounding. Nothing else is accepted.
+const ARITHMETIC: [&str; 4] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
+/// Warnings are errors in all but name: none is expected. 177: a kernel need not use all of a shared header.
+const LANGUAGE: [&str; 3] = ["--std=c++17", "--ptxas-options=-v", "--diag-suppress=177"];
+
+/// A compiler for one architecture.
+#[derive(Debug)]
+pub(crate) struct Jit {
+    architecture: &'static str,
+    version: (i32, i32),
+    /// None: nothing is kept.
+    cache: Option<PathBuf>,
+}
+
+/// What the compiler made of a source.
+#[derive(Debug)]
+pub(crate) struct Compiled {
+    pub(crate) cubin: Vec<u8>,
+    /// Warnings, and the report of registers and spills.
+    pub(crate) log: String,
+}
+
+/// The directory of compiled kernels: `DROPLESS_CACHE`, else the user's cache directory.
+fn cache_directory() -> Option<PathBuf> {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable("DROPLESS_CACHE")
+        .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("dropless")))
+        .or_else(|| Some(variable("HOME")?.join(".cache/dropless")))
+}
+
+impl Jit {
+    /// # Errors
+    /// [`Error::Unavailable`] when the compiler's library is not there.
+    pub(crate) fn new(architecture: &'static str) -> Result<Jit> {
+        Jit::with_cache(architecture, cache_directory())
+    }
+
+    pub(crate) fn with_cache(architecture: &'static str, cache: Option<PathBuf>) -> Result<Jit> {
+        // SAFETY: only looks whether the library can be loaded.
+        if !unsafe { sys::is_culib_present() } {
+            let why = "no NVRTC (libnvrtc, a part of the CUDA toolkit) on this machine".into();
+            return Err(Error::Unavailable { backend: BACKEND, why });
+        }
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: writes two numbers.
+        let known = unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result();
+        known.map_err(|e| Error::Unavailable { backend: BACKEND, why: format!("NVRTC does not start: {e}") })?;
+        Ok(Jit { architecture, version: (major, minor), cache })
+    }
+
+    fn flags(&self) -> Vec<String> {
+        let architecture = format!("--gpu-architecture={}", self.architecture);
+        std::iter::once(architecture).chain(ARITHMETIC.into_iter().chain(LANGUAGE).map(Into::into)).collect()
+    }
+
+    /// The machine code of a source, from the cache if it is there and whole.
+    pub(crate) fn cubin(&self, name: &'static str, source: &str) -> Result<Vec<u8>> {
+        let Some(directory) = &self.cache else { return Ok(self.compile(name, source)?.cubin) };
+        let (major, minor) = self.version;
+        let what = format!("NVRTC {major}.{minor} {:?}\n{source}", self.flags());
+        let path = directory.join(format!("{name}-{}.cubin", blake3::hash(what.as_bytes()).to_hex()));
+        if let Some(cubin) = read(&path) {
+            return Ok(cubin);
+        }
+        let cubin = self.compile(name, source)?.cubin;
+        // A cache that cannot be written costs time at the next start and nothing else.
+        let _ = write(&path, &cubin);
+        Ok(cubin)
+    }
+
+    pub(crate) fn compile(&self, name: &'static str, source: &str) -> Result<Compiled> {
+        let failed = |what: String| Error::Device { backend: BACKEND, op: name, what };
+        let broken = |e: result::NvrtcError| failed(format!("NVRTC: {e}"));
+        let text = CString::new(source).expect("a source has no zero");
+        let label = CString::new(format!("{name}.cu")).expect("a name has no zero");
+        let program = Program(result::create_program(&text, Some(&label)).map_err(broken)?);
+        // SAFETY: the program lives.
+        let compiled = unsafe { result::compile_program(program.0, &self.flags()) };
+        // SAFETY: the program lives.
+        let log = unsafe { result::get_program_log(program.0) }.map_err(broken)?;
+        let log: Vec<u8> = log.into_iter().map(i8::cast_unsigned).take_while(|&byte| byte != 0).collect();
+        let log = String::from_utf8_lossy(&log).into_owned();
+        compiled.map_err(|e| failed(format!("NVRTC: {e}: {}", log.trim())))?;
+        let mut size = 0;
+        // SAFETY: the program lives; the second call writes `size` bytes.
+        let cubin = unsafe {
+            sys::nvrtcGetCUBINSize(program.0, &mut size).result().map_err(broken)?;
+            let mut cubin = vec![0u8; size];
+            sys::nvrtcGetCUBIN(program.0, cubin.as_mut_ptr().cast()).result().map_err(broken)?;
+            cubin
+        };
+        Ok(Compiled { cubin, log })
+    }
+}
+
+struct Program(sys::nvrtcProgram);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: created once.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+/// A file of the cache is the digest of the machine code, and the machine code.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let file = std::fs::read(path).ok()?;
+    let (digest, cubin) = file.split_at_checked(blake3::OUT_LEN)?;
+    (blake3::hash(cubin).as_bytes() == digest).then(|| cubin.to_vec())
+}
+
+/// Another process may read or write the same file: it appears whole or not at all.
+fn write(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
+    let directory = path.parent().expect("a file in a directory");
+    std::fs::create_dir_all(directory)?;
+    let name = path.file_name().expect("a file").to_string_lossy();
+    let part = directory.join(format!("{name}.{}", std::process::id()));
+    let mut file = std::fs::File::create(&part)?;
+    file.write_all(blake3::hash(cubin).as_bytes())?;
+    file.write_all(cubin)?;
+    drop(file);
+    std::fs::rename(part, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::for_each_architecture;
+
+    const SOURCE: &str = "extern \"C\" __global__ void one(float* x) { *x = 1.0f; }";
+
+    #[test]
+    fn a_damaged_file_of_the_cache_is_made_again() {
+        for_each_architecture(|architecture| {
+            let directory = tempfile::tempdir().unwrap();
+            let jit = Jit::with_cache(architecture, Some(directory.path().into())).unwrap();
+            let cubin = jit.cubin("one", SOURCE).unwrap();
+            let files: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|file| file.unwrap().path()).collect();
+            assert_eq!(files.len(), 1);
+            let whole = std::fs::read(&files[0]).unwrap();
+            for garbage in [&b""[..], b"garbage", &whole[..whole.len() - 1]] {
+                std::fs::write(&files[0], garbage).unwrap();
+                assert_eq!(jit.cubin("one", SOURCE).unwrap(), cubin);
+                assert_eq!(std::fs::read(&files[0]).unwrap(), whole);
+            }
+        });
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_compile_says_where() {
+        for_each_architecture(|architecture| {
+            let jit = Jit::with_cache(architecture, None).unwrap();
+            let error = jit.compile("one", "extern \"C\" __global__ void one() { nothing(); }").unwrap_err();
+            assert!(error.to_string().contains("one.cu(1): error"), "{error}");
+        });
+    }
+}

@@ -1,0 +1,24 @@
+//! NVIDIA GPUs with the bits of the host: tensor cores whose arithmetic was measured, and NCCL between them.
+//!
+//! Kernels (in `kernels/` of the repository) are CUDA C++, compiled for the card at run time and kept on disk. Nothing
+//! here is linked against CUDA: where its libraries are missing, opening the backend says so in one line. Read one op in
+//! `ops/`, its kernel, and `kernels/prelude.cuh`; below them `kernel` (from a declaration to a launch), `device` (streams
+//! and what they share), `memory` (the pool) and `driver` (the only words spoken to the driver).
+
+#![allow(dead_code, unused_macros, unused_imports, reason = "until every op is there")]
+
+mod backend;
+mod device;
+mod driver;
+mod graph;
+mod jit;
+mod kernel;
+mod memory;
+mod ops;
+
+pub use backend::{Cuda, CudaOptions};
+pub use device::{DeviceReport, devices};
+pub use graph::Graph;
+
+/// The name of this backend in messages and in [`dropless_core::Caps`].
+const BACKEND: &str = "cuda";

@@ -1,0 +1,50 @@
+//! Every kernel compiles, for every architecture, without a GPU.
+
+use super::ALL;
+use crate::jit::Jit;
+use crate::kernel::{Kernel, Variant};
+
+/// Calls `test` for each architecture that kernels are written for, or says why it does not: the compiler's library is
+/// missing, and `DROPLESS_REQUIRE` does not name nvrtc.
+pub(crate) fn for_each_architecture(test: impl Fn(&'static str)) {
+    let required = std::env::var("DROPLESS_REQUIRE").is_ok_and(|names| names.split(',').any(|name| name == "nvrtc"));
+    match Jit::with_cache("sm_90a", None) {
+        Err(error) if !required => println!("skipped: {error}"),
+        opened => {
+            opened.unwrap();
+            ["sm_90a", "sm_100a"].into_iter().for_each(test);
+        }
+    }
+}
+
+/// The kernel with each tensor's first type, its last type, and with the optional tensors left out.
+fn variants(kernel: &'static Kernel, constants: &[u32]) -> Vec<Variant> {
+    let types = |choose: fn(&crate::kernel::Binding) -> Option<dropless_core::DType>| Variant {
+        kernel,
+        types: kernel.tensors.iter().map(choose).collect(),
+        constants: constants.to_vec(),
+    };
+    let mut variants = vec![
+        types(|tensor| tensor.types.first().copied()),
+        types(|tensor| tensor.types.last().copied()),
+        types(|tensor| tensor.types.first().copied().filter(|_| !tensor.optional)),
+    ];
+    variants.dedup();
+    variants
+}
+
+#[test]
+fn every_kernel_compiles_without_a_warning() {
+    for_each_architecture(|architecture| {
+        let jit = Jit::with_cache(architecture, None).unwrap();
+        for (kernel, constants) in ALL {
+            for constants in *constants {
+                assert_eq!(constants.len(), kernel.constants.len(), "{}", kernel.name);
+                for variant in variants(kernel, constants) {
+                    let compiled = jit.compile(kernel.name, &variant.source()).unwrap();
+                    assert!(!compiled.log.contains("warning"), "{}: {}", kernel.name, compiled.log);
+                }
+            }
+        }
+    });
+}
