@@ -39,6 +39,11 @@ pub fn devices() -> Result<Vec<DeviceReport>> {
     (0..count).map(report).collect()
 }
 
+/// Whether the first device of this machine can be opened, and the compiler is there.
+pub fn usable() -> bool {
+    devices().is_ok_and(|devices| devices[0].refused.is_none()) && Jit::new(ARCHITECTURE).is_ok()
+}
+
 fn report(ordinal: i32) -> Result<DeviceReport> {
     let device = result::device::get(ordinal).during("devices")?;
     let attribute = |attribute| {
@@ -64,6 +69,9 @@ fn report(ordinal: i32) -> Result<DeviceReport> {
 pub(crate) fn word(extent: usize) -> u32 {
     u32::try_from(extent).unwrap_or(u32::MAX)
 }
+
+/// The one whose arithmetic is known.
+const ARCHITECTURE: &str = "sm_90a";
 
 /// An opened device.
 #[derive(Debug)]
@@ -97,7 +105,7 @@ impl Gpu {
         if let Some(why) = &found.refused {
             return Err(unavailable(format!("{}: {why}", found.name)));
         }
-        let jit = Jit::new("sm_90a")?;
+        let jit = Jit::new(ARCHITECTURE)?;
         let context = Context::retain(i32::try_from(index).expect("an index"))?;
         context.bind("open")?;
         let count = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;

@@ -17,7 +17,7 @@ mod memory;
 mod ops;
 
 pub use backend::{Cuda, CudaOptions};
-pub use device::{DeviceReport, devices};
+pub use device::{DeviceReport, devices, usable};
 pub use graph::Graph;
 
 /// The name of this backend in messages and in [`dropless_core::Caps`].

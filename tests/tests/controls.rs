@@ -208,7 +208,7 @@ fn a_rounding_in_the_wrong_place_is_noticed() {
 fn report(problem: &str, open: fn(usize, NumericModel) -> Result<Ranks>) -> std::result::Result<(), String> {
     let problem = differential::all().into_iter().find(|p| p.name == problem).unwrap();
     // A control is no find to keep.
-    problem.compare(&Candidate { name: "tampered", open }, 4, None)
+    problem.compare(&Candidate { name: "tampered", open, ranks: true }, 4, None)
 }
 
 fn tampered(n: usize, fault: Fault) -> Result<Ranks> {

@@ -12,7 +12,8 @@ fn main() -> ExitCode {
         match candidate.device() {
             Ok(device) => {
                 ran += &format!(", {} ({device})", candidate.name);
-                trials.extend(all().into_iter().map(|problem| {
+                let problems = all().into_iter().filter(|problem| candidate.ranks || problem.ranks == 1);
+                trials.extend(problems.map(|problem| {
                     let check = move || problem.check(candidate, cases()).map_err(Failed::from);
                     Trial::test(format!("{}::{}", candidate.name, problem.name), check)
                 }));

@@ -2,7 +2,8 @@
 
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::lockstep::Lockstep;
-use dropless_core::{Backend, NumericModel};
+use dropless_core::{Backend, Error as CoreError, NumericModel};
+use dropless_cuda::{Cuda, CudaOptions};
 use dropless_wgpu::{Wgpu, WgpuOptions};
 
 use crate::error::Result;
@@ -17,23 +18,35 @@ impl TrainOptions {
         WgpuOptions { numerics, adapter: self.adapter.clone(), ..WgpuOptions::default() }
     }
 
+    fn cuda(&self, numerics: NumericModel) -> dropless_core::Result<Vec<Cuda>> {
+        if self.ranks != 1 {
+            let why = format!("{} ranks in one process; a GPU is one rank, in a process of its own", self.ranks);
+            return Err(CoreError::Unavailable { backend: "cuda", why });
+        }
+        Ok(vec![Cuda::new(&CudaOptions { numerics, ..CudaOptions::default() })?])
+    }
+
     /// Opens every rank of a run.
     ///
     /// # Errors
     /// [`dropless_core::Error::Unavailable`] when the backend cannot be had here.
     pub fn open_ranks(&self, numerics: NumericModel) -> Result<Vec<Box<dyn Backend>>> {
+        fn beside<B: Backend + 'static>(host: Vec<Host>, ranks: Vec<B>) -> Result<Vec<Box<dyn Backend>>> {
+            let pairs = host.into_iter().zip(ranks).map(|(host, rank)| Lockstep::new(host, rank));
+            Ok(boxed(pairs.collect::<dropless_core::Result<Vec<_>>>()?))
+        }
         fn boxed<B: Backend + 'static>(ranks: Vec<B>) -> Vec<Box<dyn Backend>> {
             ranks.into_iter().map(|rank| Box::new(rank) as Box<dyn Backend>).collect()
         }
         let host = || Host::ranks(self.ranks, self.host(numerics));
         let wgpu = || Wgpu::ranks(self.ranks, &self.wgpu(numerics));
+        let cuda = || self.cuda(numerics);
         Ok(match self.backend {
             BackendKind::Host => boxed(host()?),
             BackendKind::Wgpu => boxed(wgpu()?),
-            BackendKind::WgpuBesideHost => {
-                let pairs = host()?.into_iter().zip(wgpu()?);
-                boxed(pairs.map(|(host, wgpu)| Lockstep::new(host, wgpu)).collect::<dropless_core::Result<Vec<_>>>()?)
-            }
+            BackendKind::Cuda => boxed(cuda()?),
+            BackendKind::WgpuBesideHost => beside(host()?, wgpu()?)?,
+            BackendKind::CudaBesideHost => beside(host()?, cuda()?)?,
         })
     }
 

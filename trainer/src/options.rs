@@ -12,8 +12,12 @@ pub enum BackendKind {
     Host,
     /// Any GPU.
     Wgpu,
-    /// Both, op by op, with their bits compared ([`dropless_core::lockstep`]).
+    /// An NVIDIA GPU.
+    Cuda,
+    /// wgpu and the host, op by op, with their bits compared ([`dropless_core::lockstep`]).
     WgpuBesideHost,
+    /// cuda and the host in the same way.
+    CudaBesideHost,
 }
 
 /// Where a training run computes and writes.

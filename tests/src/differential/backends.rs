@@ -2,6 +2,7 @@
 
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::{Backend, Error, NumericModel, Result};
+use dropless_cuda::{Cuda, CudaOptions};
 use dropless_wgpu::{Wgpu, WgpuOptions};
 
 /// The ranks of a backend.
@@ -12,12 +13,15 @@ pub type Ranks = Vec<Box<dyn Backend>>;
 pub struct Candidate {
     /// Its name, by which `DROPLESS_REQUIRE` asks for it.
     pub name: &'static str,
+    /// Whether several ranks can share a process.
+    pub ranks: bool,
     /// Opens that many ranks.
     pub open: fn(usize, NumericModel) -> Result<Ranks>,
 }
 
 /// Every backend but the host.
-pub const UNDER_TEST: &[Candidate] = &[Candidate { name: "wgpu", open: wgpu }];
+pub const UNDER_TEST: &[Candidate] =
+    &[Candidate { name: "wgpu", open: wgpu, ranks: true }, Candidate { name: "cuda", open: cuda, ranks: false }];
 
 impl Candidate {
     /// The device in words.
@@ -43,6 +47,11 @@ pub fn host(ranks: usize, numerics: NumericModel) -> Result<Ranks> {
 
 fn wgpu(ranks: usize, numerics: NumericModel) -> Result<Ranks> {
     Ok(boxed(Wgpu::ranks(ranks, &WgpuOptions { numerics, ..WgpuOptions::default() })?))
+}
+
+/// A GPU is a rank with a process of its own, so there is one.
+fn cuda(_ranks: usize, numerics: NumericModel) -> Result<Ranks> {
+    Ok(boxed(vec![Cuda::new(&CudaOptions { numerics, ..CudaOptions::default() })?]))
 }
 
 fn boxed<B: Backend + 'static>(ranks: Vec<B>) -> Ranks {

@@ -30,15 +30,20 @@ pub(super) struct BisectArgs {
 }
 
 pub(super) fn run(args: BisectArgs) -> Result<ExitCode> {
-    if args.machine.backend != BackendName::Wgpu {
-        return Err(Error::Usage("bisect compares a backend with the host: add --backend wgpu".into()));
-    }
+    let backend = match args.machine.backend {
+        BackendName::Wgpu => BackendKind::WgpuBesideHost,
+        BackendName::Cuda => BackendKind::CudaBesideHost,
+        BackendName::Auto | BackendName::Host => {
+            let what = "bisect compares a backend with the host: add --backend wgpu or --backend cuda";
+            return Err(Error::Usage(what.into()));
+        }
+    };
     let mut config = Config::load(args.config.as_deref(), &args.set)?;
     if let Some(numerics) = args.numerics {
         config.train.numerics = numerics;
     }
     let options = args.machine.options(PathBuf::new(), false)?;
-    let options = TrainOptions { backend: BackendKind::WgpuBesideHost, ..options };
+    let options = TrainOptions { backend, ..options };
     match steps_in_memory(&config, &options, args.steps) {
         Ok(digest) => {
             say(format_args!("no op differs from the host in {} steps; digest {digest}", args.steps));

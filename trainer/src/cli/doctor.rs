@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use dropless_core::host::Simd;
+use dropless_cuda::DeviceReport;
 use dropless_wgpu::AdapterReport;
 
 use crate::config::Config;
@@ -35,11 +36,27 @@ pub(super) fn report() -> String {
     }
     for adapter in &adapters {
         let AdapterReport { index, name, api, kind, driver, max_buffer_bytes } = adapter;
-        let state = check(*index);
+        let state = check(BackendKind::WgpuBesideHost, Some(*index));
         let mib = max_buffer_bytes >> 20;
         let _ = writeln!(out, "wgpu  {index}: {name} ({api}, {kind}, {driver}; buffers up to {mib} MiB): {state}");
     }
-    let _ = writeln!(out, "cuda  not in this version: its crate is not written yet");
+    match dropless_cuda::devices() {
+        Err(error) => {
+            let _ = writeln!(out, "cuda  not here: {error}");
+        }
+        Ok(devices) => {
+            for DeviceReport { index, name, capability: (major, minor), memory, refused } in devices {
+                // The first one is the one that a single rank uses.
+                let state = match refused {
+                    Some(why) => format!("unusable: {why}"),
+                    None if index == 0 => check(BackendKind::CudaBesideHost, None),
+                    None => "available".into(),
+                };
+                let gib = memory >> 30;
+                let _ = writeln!(out, "cuda  {index}: {name} (sm_{major}{minor}, {gib} GiB): {state}");
+            }
+        }
+    }
     out
 }
 
@@ -57,13 +74,10 @@ const TINY: [&str; 10] = [
     "train.micro_batch_size=4",
 ];
 
-/// Whether an adapter computes the bits of the host in a training step.
-fn check(adapter: usize) -> String {
-    let options = TrainOptions {
-        backend: BackendKind::WgpuBesideHost,
-        adapter: Some(adapter.to_string()),
-        ..TrainOptions::default()
-    };
+/// Whether a backend computes the bits of the host in a training step.
+fn check(backend: BackendKind, adapter: Option<usize>) -> String {
+    let adapter = adapter.map(|index| index.to_string());
+    let options = TrainOptions { backend, adapter, ..TrainOptions::default() };
     let step = || -> Result<String> { steps_in_memory(&Config::load(None, &TINY.map(str::to_owned))?, &options, 1) };
     match step() {
         Ok(_) => "available, a training step has the bits of the host".into(),
