@@ -16,6 +16,7 @@ constexpr u32 ALL_LANES = 0xFFFFFFFFu;
 constexpr u32 INFINITY_BITS = 0x7F800000u;
 
 #define INFINITY_F32 __uint_as_float(INFINITY_BITS)
+#define NAN_F32 __uint_as_float(0x7FC00000u)
 
 // ---- Number formats: NUMERICS.md, "Number formats" ----
 
@@ -73,7 +74,7 @@ __device__ __forceinline__ float e4m3_to_f32(u8 code) {
     u32 magnitude = code & 0x7Fu;
     // The bits as a float 2^-120 too small; the product is exact, subnormals included.
     float value = __uint_as_float(magnitude << 20) * __uint_as_float((127u + 120u) << 23);
-    value = magnitude == 0x7Fu ? __uint_as_float(0x7FC00000u) : value;
+    value = magnitude == 0x7Fu ? NAN_F32 : value;
     return __uint_as_float(__float_as_uint(value) | (u32(code & 0x80u) << 24));
 }
 
@@ -92,7 +93,7 @@ __device__ __forceinline__ float ue8m0_to_f32(u8 code) {
 
 // 1 over the value of a code, exactly.
 __device__ __forceinline__ float ue8m0_reciprocal(u8 code) {
-    return code == 0xFFu ? __uint_as_float(0x7FC00000u) : ue8m0_to_f32(u8(254 - code));
+    return code == 0xFFu ? NAN_F32 : ue8m0_to_f32(u8(254 - code));
 }
 
 // The least power of two that is not below |x|.
@@ -159,7 +160,7 @@ __device__ __forceinline__ float f32_log(float x) {
     value = x == INFINITY_F32 ? x : value;
     value = x == 0.0f ? -INFINITY_F32 : value;
     // True for a negative x and for NaN.
-    return x >= 0.0f ? value : __uint_as_float(0x7FC00000u);
+    return x >= 0.0f ? value : NAN_F32;
 }
 
 __device__ __forceinline__ float f32_sigmoid(float x) { return 1.0f / (1.0f + f32_exp(-x)); }

@@ -12,6 +12,7 @@ use crate::device::Gpu;
 use crate::driver;
 use crate::graph::Graph;
 use crate::memory;
+use crate::ops::map;
 
 /// How a [`Cuda`] is opened.
 #[derive(Clone, Debug)]
@@ -155,7 +156,7 @@ impl Backend for Cuda {
     }
 
     fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {
-        self.missing(op.name())
+        map::run(&self.gpu, op)
     }
 }
 

@@ -73,6 +73,10 @@ pub(crate) struct Kernel {
 
 /// The shared files.
 pub(crate) const PRELUDE: &str = include_str!("../../kernels/prelude.cuh");
+pub(crate) const ROTATE: &str = include_str!("../../kernels/rotate.cuh");
+pub(crate) const RUNS: &str = include_str!("../../kernels/run.cuh");
+pub(crate) const TOKEN_SUM: &str = include_str!("../../kernels/token_sum.cuh");
+pub(crate) const TREE: &str = include_str!("../../kernels/tree.cuh");
 
 /// A kernel with its element types and constants: what is compiled.
 #[derive(Clone, Debug)]

@@ -1,0 +1,83 @@
+//! The row-wise ops: each file launches the kernels of its ops. They are bound by memory: threads read and write runs of
+//! eight elements (`kernels/run.cuh`), and a sum over a row has a warp.
+
+pub(crate) mod elementwise;
+pub(crate) mod loss;
+pub(crate) mod norm;
+pub(crate) mod optimizer;
+pub(crate) mod reduce;
+pub(crate) mod rotary;
+pub(crate) mod rows;
+pub(crate) mod swiglu;
+
+use std::sync::Arc;
+
+use dropless_core::ops::{Checked, Map};
+use dropless_core::{Result, Tensor};
+
+use crate::device::Gpu;
+use crate::kernel::{Kernel, Launch};
+
+pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<Map<'_>>) -> Result<()> {
+    match &**op {
+        Map::Add(op) => elementwise::add(gpu, op),
+        Map::AdamW(op) => optimizer::adamw(gpu, op),
+        Map::BiasUpdate(op) => optimizer::bias_update(gpu, op),
+        Map::Cast(op) => elementwise::cast(gpu, op),
+        Map::ClipScale(op) => optimizer::clip_scale(gpu, op),
+        Map::Combine(op) => rows::combine(gpu, op),
+        Map::CopyColumns(op) => elementwise::copy_columns(gpu, op),
+        Map::CrossEntropy(op) => loss::cross_entropy(gpu, op),
+        Map::EmbeddingGrad(op) => rows::embedding_grad(gpu, op),
+        Map::Fill(op) => elementwise::fill(gpu, op),
+        Map::GatherRows(op) => rows::gather_rows(gpu, op),
+        Map::Mla(op) => rotary::mla(gpu, op),
+        Map::MlaGrad(op) => rotary::mla_grad(gpu, op),
+        Map::RmsNorm(op) => norm::rms_norm(gpu, op),
+        Map::RmsNormGrad(op) => norm::rms_norm_grad(gpu, op),
+        Map::Rotary(op) => rotary::rotary(gpu, op),
+        Map::SumRows(op) => reduce::sum_rows(gpu, op),
+        Map::SumSquares(op) => reduce::sum_squares(gpu, op),
+        Map::Swiglu(op) => swiglu::swiglu(gpu, op),
+        Map::SwigluGrad(op) => swiglu::swiglu_grad(gpu, op),
+        Map::TreeSum(op) => reduce::tree_sum(gpu, op),
+    }
+}
+
+/// Threads of a block, in all kernels here that do not say otherwise.
+const THREADS: u32 = 128;
+/// Elements of a run.
+const RUN: usize = 8;
+/// Warps on a multiprocessor that each have a row. As many rows as they read at once stay in the caches until they are
+/// read again; more warps would push each other's rows out.
+const ROW_WARPS: u64 = 16;
+
+/// Blocks for `threads` threads.
+fn blocks(threads: usize) -> u64 {
+    threads.div_ceil(THREADS as usize) as u64
+}
+
+/// Runs a kernel with one thread for each of `count` things.
+fn threads(
+    gpu: &Arc<Gpu>,
+    kernel: &'static Kernel,
+    tensors: &[Option<&Tensor>],
+    params: Vec<u32>,
+    count: usize,
+) -> Result<()> {
+    let blocks = blocks(count);
+    gpu.launch(Launch { kernel, tensors, constants: &[], params, maps: &[], blocks, threads: THREADS, shared: 0 })
+}
+
+/// Runs a kernel whose warps take the rows in turn.
+fn rows(
+    gpu: &Arc<Gpu>,
+    kernel: &'static Kernel,
+    tensors: &[Option<&Tensor>],
+    params: Vec<u32>,
+    count: usize,
+) -> Result<()> {
+    let warps = u64::from(THREADS / 32);
+    let blocks = (count as u64).div_ceil(warps).min(u64::from(gpu.multiprocessors) * ROW_WARPS / warps);
+    gpu.launch(Launch { kernel, tensors, constants: &[], params, maps: &[], blocks, threads: THREADS, shared: 0 })
+}

@@ -1,0 +1,89 @@
+//! Gradient norm, AdamW, and the update of the selection bias.
+
+use std::sync::Arc;
+
+use dropless_core::ops::{AdamW, BiasUpdate, ClipScale};
+use dropless_core::{DType, Result};
+
+use super::{RUN, THREADS, threads};
+use crate::device::{Gpu, word};
+use crate::kernel::{Binding, F32, Kernel, PRELUDE, RUNS, U32, params};
+
+params!(
+    /// Extents; `rest1`, `rest2`: 1 - beta. All but the extents are the bits of f32.
+    AdamWParams { rows, columns, beta1, rest1, beta2, rest2, eps, decay }
+);
+
+/// Reads 16 bytes of each parameter and writes 12, and 2 more for the rounded weight.
+pub(crate) static ADAMW: Kernel = Kernel {
+    name: "adamw",
+    files: &[PRELUDE, RUNS, include_str!("../../../../kernels/adamw.cu")],
+    params: AdamWParams::DECLARATION,
+    tensors: &[
+        Binding::read("grad", F32),
+        Binding::read("clip", F32),
+        Binding::read("step", F32),
+        Binding::in_place("param", F32),
+        Binding::in_place("m", F32),
+        Binding::in_place("v", F32),
+        Binding::write("half", &[DType::Bf16]).optional(),
+    ],
+    maps: 0,
+    constants: &[],
+};
+
+params!(
+    /// `squares`: how many; `max_norm`: the bits of an f32.
+    ClipScaleParams { squares, max_norm }
+);
+
+/// Adds one square after the other, as NUMERICS.md demands.
+pub(crate) static CLIP_SCALE: Kernel = Kernel {
+    name: "clip_scale",
+    files: &[PRELUDE, include_str!("../../../../kernels/clip_scale.cu")],
+    params: ClipScaleParams::DECLARATION,
+    tensors: &[Binding::read("squares", F32), Binding::write("out", F32)],
+    maps: 0,
+    constants: &[],
+};
+
+params!(
+    /// Extents; `rate`: the bits of an f32.
+    BiasUpdateParams { experts, parts, rate }
+);
+
+/// Each block of 128 experts reads all counts.
+pub(crate) static BIAS_UPDATE: Kernel = Kernel {
+    name: "bias_update",
+    files: &[PRELUDE, RUNS, include_str!("../../../../kernels/bias_update.cu")],
+    params: BiasUpdateParams::DECLARATION,
+    tensors: &[Binding::read("counts", U32), Binding::in_place("bias", F32)],
+    maps: 0,
+    constants: &[],
+};
+
+pub(super) fn adamw(gpu: &Arc<Gpu>, op: &AdamW<'_>) -> Result<()> {
+    let params = AdamWParams {
+        rows: word(op.param.rows()),
+        columns: word(op.param.cols()),
+        beta1: op.beta1.to_bits(),
+        rest1: (1.0 - op.beta1).to_bits(),
+        beta2: op.beta2.to_bits(),
+        rest2: (1.0 - op.beta2).to_bits(),
+        eps: op.eps.to_bits(),
+        decay: op.decay.to_bits(),
+    };
+    let tensors = [Some(op.grad), Some(op.clip), Some(op.step), Some(op.param), Some(op.m), Some(op.v), op.half];
+    threads(gpu, &ADAMW, &tensors, params.words(), op.param.len().div_ceil(RUN))
+}
+
+pub(super) fn clip_scale(gpu: &Arc<Gpu>, op: &ClipScale<'_>) -> Result<()> {
+    let params = ClipScaleParams { squares: word(op.squares.len()), max_norm: op.max_norm.to_bits() };
+    threads(gpu, &CLIP_SCALE, &[Some(op.squares), Some(op.out)], params.words(), THREADS as usize)
+}
+
+pub(super) fn bias_update(gpu: &Arc<Gpu>, op: &BiasUpdate<'_>) -> Result<()> {
+    let experts = op.bias.len();
+    let params = BiasUpdateParams { experts: word(experts), parts: word(op.counts.rows()), rate: op.rate.to_bits() };
+    threads(gpu, &BIAS_UPDATE, &[Some(op.counts), Some(op.bias)], params.words(), experts)
+}

@@ -1,0 +1,157 @@
+//! Sums over tokens, shards and parameters.
+
+use std::sync::Arc;
+
+use dropless_core::numerics::reduce::TOKEN_BLOCK;
+use dropless_core::ops::{SumRows, SumSquares, TreeSum};
+use dropless_core::{DType, Result, Tensor};
+
+use super::{RUN, THREADS, blocks, rows, threads};
+use crate::device::{Gpu, word};
+use crate::kernel::{Binding, F32, FLOAT, Kernel, Launch, PRELUDE, RUNS, TOKEN_SUM, TREE, params};
+
+params!(
+    /// Extents; `blocks`: of 128 rows, those of all groups.
+    SumRowsParams { blocks, columns, group_rows }
+);
+
+/// Reads each element once, and writes a sum for each column and 128 rows.
+pub(crate) static SUM_ROWS: Kernel = Kernel {
+    name: "sum_rows",
+    files: &[PRELUDE, RUNS, TOKEN_SUM, include_str!("../../../../kernels/sum_rows.cu")],
+    params: SumRowsParams::DECLARATION,
+    tensors: &[Binding::read("x", FLOAT), Binding::write("sums", F32)],
+    maps: 0,
+    constants: &[],
+};
+
+params!(
+    /// Extents; `group_blocks`: the blocks of a group; `accumulate`: 1 to add to what is there.
+    SumBlocksParams { groups, columns, group_blocks, accumulate }
+);
+
+/// Reads each block's sum once.
+pub(crate) static SUM_BLOCKS: Kernel = Kernel {
+    name: "sum_blocks",
+    files: &[PRELUDE, RUNS, include_str!("../../../../kernels/sum_blocks.cu")],
+    params: SumBlocksParams::DECLARATION,
+    tensors: &[Binding::read("sums", F32), Binding::in_place("out", F32)],
+    maps: 0,
+    constants: &[],
+};
+
+params!(
+    /// Extents.
+    SumSquaresParams { rows, columns }
+);
+
+/// Reads each element once.
+pub(crate) static SUM_SQUARES: Kernel = Kernel {
+    name: "sum_squares",
+    files: &[PRELUDE, RUNS, include_str!("../../../../kernels/sum_squares.cu")],
+    params: SumSquaresParams::DECLARATION,
+    tensors: &[Binding::read("x", FLOAT), Binding::write("out", F32)],
+    maps: 0,
+    constants: &[],
+};
+
+params!(
+    /// Extents; `rows`, `columns`: those of one part; `levels`: room on the stack.
+    TreeSumParams { rows, columns, parts, levels }
+);
+
+/// Reads each part once and writes the sum once.
+pub(crate) static TREE_SUM: Kernel = Kernel {
+    name: "tree_sum",
+    files: &[PRELUDE, RUNS, TREE, include_str!("../../../../kernels/tree_sum.cu")],
+    params: TreeSumParams::DECLARATION,
+    tensors: &[Binding::read("parts", F32), Binding::write("out", F32)],
+    maps: 0,
+    constants: &[],
+};
+
+/// The blocks of a token sum: NUMERICS.md, "Sums".
+pub(super) struct Blocks {
+    groups: usize,
+    columns: usize,
+    pub(super) group_rows: usize,
+    group_blocks: usize,
+}
+
+/// What becomes of the result.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Target {
+    /// It is overwritten.
+    Written,
+    /// The sum is added to it.
+    AddedTo,
+}
+
+impl Blocks {
+    pub(super) fn new(rows: usize, columns: usize, groups: usize) -> Blocks {
+        let group_rows = rows / groups;
+        Blocks { groups, columns, group_rows, group_blocks: group_rows.div_ceil(TOKEN_BLOCK) }
+    }
+
+    /// How many, of all groups.
+    pub(super) fn count(&self) -> usize {
+        self.groups * self.group_blocks
+    }
+
+    /// A place for their sums.
+    pub(super) fn sums(&self, gpu: &Arc<Gpu>) -> Result<Tensor> {
+        gpu.alloc(DType::F32, &[self.count(), self.columns])
+    }
+
+    /// Adds the blocks of each group.
+    pub(super) fn total(&self, gpu: &Arc<Gpu>, sums: &Tensor, out: &Tensor, target: Target) -> Result<()> {
+        let params = SumBlocksParams {
+            groups: word(self.groups),
+            columns: word(self.columns),
+            group_blocks: word(self.group_blocks),
+            accumulate: u32::from(target == Target::AddedTo),
+        };
+        threads(gpu, &SUM_BLOCKS, &[Some(sums), Some(out)], params.words(), self.groups * self.columns)
+    }
+}
+
+pub(super) fn sum_rows(gpu: &Arc<Gpu>, op: &SumRows<'_>) -> Result<()> {
+    let columns = op.x.cols();
+    let blocks = Blocks::new(op.x.rows(), columns, op.out.rows());
+    let sums = blocks.sums(gpu)?;
+    let params =
+        SumRowsParams { blocks: word(blocks.count()), columns: word(columns), group_rows: word(blocks.group_rows) };
+    let runs = blocks.count() * columns.div_ceil(RUN);
+    threads(gpu, &SUM_ROWS, &[Some(op.x), Some(&sums)], params.words(), runs)?;
+    blocks.total(gpu, &sums, op.out, Target::Written)
+}
+
+pub(super) fn sum_squares(gpu: &Arc<Gpu>, op: &SumSquares<'_>) -> Result<()> {
+    let count = op.x.rows();
+    let params = SumSquaresParams { rows: word(count), columns: word(op.x.cols()) };
+    rows(gpu, &SUM_SQUARES, &[Some(op.x), Some(op.out)], params.words(), count)
+}
+
+/// Levels of the stack on which `kernels/tree.cuh` sums up to `leaves` leaves of a tree over `width`, and the bytes that
+/// a block's stack takes. Without repeated leaves the first term of the height is the number of levels of the tree.
+pub(super) fn tree_stack(width: usize, leaves: usize) -> (u32, u32) {
+    let depth = usize::BITS - width.saturating_sub(1).leading_zeros();
+    let levels = word(leaves.saturating_sub(1)).min(depth + 1);
+    (levels, levels * THREADS * 32)
+}
+
+pub(super) fn tree_sum(gpu: &Arc<Gpu>, op: &TreeSum<'_>) -> Result<()> {
+    let parts = op.parts.shape().first().copied().unwrap_or(0);
+    let (levels, stack) = tree_stack(parts, parts);
+    let params = TreeSumParams { rows: word(op.out.rows()), columns: word(op.out.cols()), parts: word(parts), levels };
+    gpu.launch(Launch {
+        kernel: &TREE_SUM,
+        tensors: &[Some(op.parts), Some(op.out)],
+        constants: &[],
+        params: params.words(),
+        maps: &[],
+        blocks: blocks(op.out.len().div_ceil(RUN)),
+        threads: THREADS,
+        shared: stack + 4 * (word(parts) + 1),
+    })
+}

@@ -1,0 +1,157 @@
+//! Rotary embedding, and the assembly of latent attention.
+
+use std::sync::Arc;
+
+use dropless_core::Result;
+use dropless_core::ops::{Mla, MlaGrad, MlaShape, Rotary};
+
+use super::{RUN, threads};
+use crate::device::{Gpu, word};
+use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, ROTATE, RUNS, U32, params};
+
+params!(
+    /// Extents; `half`: pairs of a head; `table_rows`: positions in the tables.
+    RotaryParams { tokens, heads, half, table_rows, inverse }
+);
+
+/// Reads and writes each element once; the tables come from the caches.
+pub(crate) static ROTARY: Kernel = Kernel {
+    name: "rotary",
+    files: &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/rotary.cu")],
+    params: RotaryParams::DECLARATION,
+    tensors: &[
+        Binding::read("x", FLOAT),
+        Binding::read("positions", U32),
+        Binding::read("cos", F32),
+        Binding::read("sin", F32),
+        Binding::write("out", FLOAT),
+    ],
+    maps: 0,
+    constants: &[],
+};
+
+params!(
+    /// Extents; `table_rows`: positions in the tables.
+    QueryParams { tokens, heads, nope, rope, table_rows, inverse }
+);
+
+/// Reads and writes each element once; the tables come from the caches.
+pub(crate) static MLA_QUERY: Kernel = Kernel {
+    name: "mla_query",
+    files: &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/mla_query.cu")],
+    params: QueryParams::DECLARATION,
+    tensors: &[
+        Binding::read("x", FLOAT),
+        Binding::read("positions", U32),
+        Binding::read("cos", F32),
+        Binding::read("sin", F32),
+        Binding::write("out", FLOAT),
+    ],
+    maps: 0,
+    constants: &[],
+};
+
+params!(
+    /// Extents; `table_rows`: positions in the tables.
+    KeyValueParams { tokens, heads, nope, rope, v, table_rows }
+);
+
+/// Reads the joint keys and values and writes keys and values once; the shared key is rotated anew for each head.
+pub(crate) static MLA_KEY_VALUE: Kernel = Kernel {
+    name: "mla_key_value",
+    files: &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/mla_key_value.cu")],
+    params: KeyValueParams::DECLARATION,
+    tensors: &[
+        Binding::read("kv", FLOAT),
+        Binding::read("k_rope", FLOAT),
+        Binding::read("positions", U32),
+        Binding::read("cos", F32),
+        Binding::read("sin", F32),
+        Binding::write("k", FLOAT),
+        Binding::write("v", FLOAT),
+    ],
+    maps: 0,
+    constants: &[],
+};
+
+/// Reads and writes each element once.
+pub(crate) static MLA_KEY_VALUE_GRAD: Kernel = Kernel {
+    name: "mla_key_value_grad",
+    files: &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/mla_key_value_grad.cu")],
+    params: KeyValueParams::DECLARATION,
+    tensors: &[
+        Binding::read("d_k", FLOAT),
+        Binding::read("d_v", FLOAT),
+        Binding::read("positions", U32),
+        Binding::read("cos", F32),
+        Binding::read("sin", F32),
+        Binding::write("d_kv", FLOAT),
+        Binding::write("d_k_rope", FLOAT),
+    ],
+    maps: 0,
+    constants: &[],
+};
+
+pub(super) fn rotary(gpu: &Arc<Gpu>, op: &Rotary<'_>) -> Result<()> {
+    let (tokens, half) = (op.x.rows(), op.cos.cols());
+    let heads = op.x.cols() / (2 * half);
+    let params = RotaryParams {
+        tokens: word(tokens),
+        heads: word(heads),
+        half: word(half),
+        table_rows: word(op.cos.rows()),
+        inverse: u32::from(op.inverse),
+    };
+    let tensors = [Some(op.x), Some(op.positions), Some(op.cos), Some(op.sin), Some(op.out)];
+    threads(gpu, &ROTARY, &tensors, params.words(), tokens * heads * half.div_ceil(RUN))
+}
+
+fn queries(shape: MlaShape, tokens: usize, table_rows: usize, inverse: bool) -> QueryParams {
+    let MlaShape { heads, nope, rope, .. } = shape;
+    QueryParams {
+        tokens: word(tokens),
+        heads: word(heads),
+        nope: word(nope),
+        rope: word(rope),
+        table_rows: word(table_rows),
+        inverse: u32::from(inverse),
+    }
+}
+
+fn keys_and_values(shape: MlaShape, tokens: usize, table_rows: usize) -> KeyValueParams {
+    let MlaShape { heads, nope, rope, v } = shape;
+    KeyValueParams {
+        tokens: word(tokens),
+        heads: word(heads),
+        nope: word(nope),
+        rope: word(rope),
+        v: word(v),
+        table_rows: word(table_rows),
+    }
+}
+
+pub(super) fn mla(gpu: &Arc<Gpu>, op: &Mla<'_>) -> Result<()> {
+    let [positions, cos, sin] = [Some(op.positions), Some(op.cos), Some(op.sin)];
+    let (tokens, table_rows) = (op.q.rows(), op.cos.rows());
+    let MlaShape { heads, nope, rope, v } = op.shape;
+    let [nope, rope, v] = [nope, rope, v].map(|columns| columns.div_ceil(RUN));
+    let tensors = [Some(op.q_in), positions, cos, sin, Some(op.q)];
+    let params = queries(op.shape, tokens, table_rows, false);
+    threads(gpu, &MLA_QUERY, &tensors, params.words(), tokens * heads * (nope + rope))?;
+    let tensors = [Some(op.kv), Some(op.k_rope), positions, cos, sin, Some(op.k), Some(op.v)];
+    let params = keys_and_values(op.shape, tokens, table_rows);
+    threads(gpu, &MLA_KEY_VALUE, &tensors, params.words(), tokens * heads * (nope + rope + v))
+}
+
+pub(super) fn mla_grad(gpu: &Arc<Gpu>, op: &MlaGrad<'_>) -> Result<()> {
+    let [positions, cos, sin] = [Some(op.positions), Some(op.cos), Some(op.sin)];
+    let (tokens, table_rows) = (op.d_q.rows(), op.cos.rows());
+    let MlaShape { heads, nope, rope, v } = op.shape;
+    let [nope, rope, v] = [nope, rope, v].map(|columns| columns.div_ceil(RUN));
+    let tensors = [Some(op.d_q), positions, cos, sin, Some(op.d_q_in)];
+    let params = queries(op.shape, tokens, table_rows, true);
+    threads(gpu, &MLA_QUERY, &tensors, params.words(), tokens * heads * (nope + rope))?;
+    let tensors = [Some(op.d_k), Some(op.d_v), positions, cos, sin, Some(op.d_kv), Some(op.d_k_rope)];
+    let params = keys_and_values(op.shape, tokens, table_rows);
+    threads(gpu, &MLA_KEY_VALUE_GRAD, &tensors, params.words(), tokens * (heads * (nope + v) + rope))
+}

@@ -1,0 +1,61 @@
+//! SwiGLU and its gradient.
+
+use std::sync::Arc;
+
+use dropless_core::Result;
+use dropless_core::ops::{Swiglu, SwigluGrad};
+
+use super::{RUN, rows, threads};
+use crate::device::{Gpu, word};
+use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, RUNS, U32, params};
+
+params!(
+    /// Extents; `width`: columns of the result.
+    Params { rows, width }
+);
+
+/// Reads and writes each element of the rows that count once.
+pub(crate) static SWIGLU: Kernel = Kernel {
+    name: "swiglu",
+    files: &[PRELUDE, RUNS, include_str!("../../../../kernels/swiglu.cu")],
+    params: Params::DECLARATION,
+    tensors: &[
+        Binding::read("gate_up", FLOAT),
+        Binding::read("weight", F32).optional(),
+        Binding::read("limit", U32).optional(),
+        Binding::write("out", FLOAT),
+    ],
+    maps: 0,
+    constants: &[],
+};
+
+/// Reads and writes each element of the rows that count once.
+pub(crate) static SWIGLU_GRAD: Kernel = Kernel {
+    name: "swiglu_grad",
+    files: &[PRELUDE, RUNS, include_str!("../../../../kernels/swiglu_grad.cu")],
+    params: Params::DECLARATION,
+    tensors: &[
+        Binding::read("gate_up", FLOAT),
+        Binding::read("weight", F32).optional(),
+        Binding::read("limit", U32).optional(),
+        Binding::read("d_out", FLOAT),
+        Binding::write("d_gate_up", FLOAT),
+        Binding::write("d_weight", F32).optional(),
+    ],
+    maps: 0,
+    constants: &[],
+};
+
+pub(super) fn swiglu(gpu: &Arc<Gpu>, op: &Swiglu<'_>) -> Result<()> {
+    let (count, width) = (op.gate_up.rows(), op.gate_up.cols() / 2);
+    let params = Params { rows: word(count), width: word(width) };
+    let tensors = [Some(op.gate_up), op.weight, op.limit, Some(op.out)];
+    threads(gpu, &SWIGLU, &tensors, params.words(), count * width.div_ceil(RUN))
+}
+
+pub(super) fn swiglu_grad(gpu: &Arc<Gpu>, op: &SwigluGrad<'_>) -> Result<()> {
+    let count = op.gate_up.rows();
+    let params = Params { rows: word(count), width: word(op.gate_up.cols() / 2) };
+    let tensors = [Some(op.gate_up), op.weight, op.limit, Some(op.d_out), Some(op.d_gate_up), op.d_weight];
+    rows(gpu, &SWIGLU_GRAD, &tensors, params.words(), count)
+}

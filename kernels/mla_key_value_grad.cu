@@ -1,0 +1,63 @@
+// The gradients of the joint keys and values, copied, and of the shared key: the heads added in order, then rotated back.
+// A thread has a run of one part of a head, or of the shared key.
+
+template <bool VECTOR>
+__device__ __forceinline__ void joint_run(const Given& given, u64 head, u32 run) {
+    const Params& p = given.params;
+    const u32 own = runs_of(p.nope);
+    const u64 base = head * (p.nope + p.v);
+    if (run < own) {
+        const u32 start = run * RUN;
+        const u64 from = head * (p.nope + p.rope) + start;
+        copy_run<VECTOR>(given.d_kv, base + start, given.d_k, from, run_length<VECTOR>(start, p.nope));
+    } else {
+        const u32 start = (run - own) * RUN;
+        const u64 to = base + p.nope + start;
+        copy_run<VECTOR>(given.d_kv, to, given.d_v, head * p.v + start, run_length<VECTOR>(start, p.v));
+    }
+}
+
+template <bool VECTOR>
+__device__ __forceinline__ void shared_run(const Given& given, u64 token, u32 start) {
+    const Params& p = given.params;
+    const u32 n = run_length<VECTOR>(start, p.rope), width = p.nope + p.rope;
+    const u64 first = token * p.heads * width + p.nope + start;
+    Run sum = load_run<VECTOR>(given.d_k, first, n);
+#pragma unroll 8
+    for (u32 head = 1; head < p.heads; ++head) {
+        const Run term = load_run<VECTOR>(given.d_k, first + u64(head) * width, n);
+#pragma unroll
+        for (u32 e = 0; e < RUN; ++e) {
+            sum.at[e] += term.at[e];
+        }
+    }
+    const u32 position = given.positions[token];
+    rotate_run(sum, n, angles_of(given.cos, given.sin, position, p.table_rows, p.rope / 2), start / 2, true);
+    store_run<VECTOR>(given.d_k_rope, token * p.rope + start, n, sum);
+}
+
+template <bool VECTOR>
+__device__ __forceinline__ void token_run(const Given& given, u64 token, u32 run) {
+    const Params& p = given.params;
+    const u32 head_runs = runs_of(p.nope) + runs_of(p.v), joint = p.heads * head_runs;
+    if (run < joint) {
+        joint_run<VECTOR>(given, token * p.heads + run / head_runs, run % head_runs);
+    } else {
+        shared_run<VECTOR>(given, token, (run - joint) * RUN);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) mla_key_value_grad(const __grid_constant__ Given given) {
+    const Params& p = given.params;
+    const u32 runs = p.heads * (runs_of(p.nope) + runs_of(p.v)) + runs_of(p.rope);
+    const u64 token = thread_index() / runs;
+    const u32 run = thread_index() % runs;
+    if (token >= p.tokens) {
+        return;
+    }
+    if (vectors(p.nope | p.rope | p.v, given.d_k, given.d_v, given.d_kv, given.d_k_rope)) {
+        token_run<true>(given, token, run);
+    } else {
+        token_run<false>(given, token, run);
+    }
+}

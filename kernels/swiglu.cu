@@ -1,0 +1,29 @@
+// SwiGLU: NUMERICS.md, "Row-wise ops". A thread has a run.
+
+template <bool VECTOR>
+__device__ __forceinline__ void swiglu_run(const Given& given, Place place) {
+    const u32 width = given.params.width, n = run_length<VECTOR>(place.column, width);
+    const u64 at = place.row * 2 * width + place.column;
+    const Run gate = load_run<VECTOR>(given.gate_up, at, n), up = load_run<VECTOR>(given.gate_up, at + width, n);
+    // A weight of 1 has the bits of no weight.
+    const float weight = weight_given ? given.weight[place.row] : 1.0f;
+    Run out;
+#pragma unroll
+    for (u32 e = 0; e < RUN; ++e) {
+        out.at[e] = (f32_silu(gate.at[e]) * up.at[e]) * weight;
+    }
+    store_run<VECTOR>(given.out, place.row * width + place.column, n, out);
+}
+
+extern "C" __global__ void __launch_bounds__(128) swiglu(const __grid_constant__ Given given) {
+    const Params& p = given.params;
+    const Place place = place_of(thread_index(), p.width);
+    if (place.row >= p.rows || (limit_given && place.row >= *given.limit)) {
+        return;
+    }
+    if (vectors(p.width, given.gate_up, given.out)) {
+        swiglu_run<true>(given, place);
+    } else {
+        swiglu_run<false>(given, place);
+    }
+}
