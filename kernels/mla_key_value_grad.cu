@@ -23,7 +23,7 @@ __device__ __forceinline__ void shared_run(const Given& given, u64 token, u32 st
     const u32 n = run_length<VECTOR>(start, p.rope), width = p.nope + p.rope;
     const u64 first = token * p.heads * width + p.nope + start;
     Run sum = load_run<VECTOR>(given.d_k, first, n);
-#pragma unroll 8
+#pragma unroll 4
     for (u32 head = 1; head < p.heads; ++head) {
         const Run term = load_run<VECTOR>(given.d_k, first + u64(head) * width, n);
 #pragma unroll
