@@ -64,6 +64,7 @@ impl Cuda {
             numerics: options.numerics,
             rank: 0,
             ranks: 1,
+            expert_ranks: 1,
             max_buffer_bytes: gpu.memory_bytes,
         };
         Ok(Cuda { caps, gpu })

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dropless_core::backend::EventState;
+use dropless_core::backend::{EventState, expert_ranks};
 use dropless_core::exchange::Exchange;
 use dropless_core::ops::{AllToAll, Attention, GroupQuantize, GroupedGemm, Map, Offload, Route};
 use dropless_core::{Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor};
@@ -20,13 +20,16 @@ pub struct WgpuOptions {
     pub numerics: NumericModel,
     /// The adapter's index or a part of its name; else the environment variable `DROPLESS_ADAPTER`, else the best one.
     pub adapter: Option<String>,
+    /// Ranks that share one set of experts; all of them if None.
+    pub expert_ranks: Option<usize>,
     /// How long a rank waits for the others in a collective before it fails.
     pub timeout: Duration,
 }
 
 impl Default for WgpuOptions {
     fn default() -> Self {
-        WgpuOptions { numerics: NumericModel::Hopper, adapter: None, timeout: Duration::from_secs(60) }
+        let timeout = Duration::from_secs(60);
+        WgpuOptions { numerics: NumericModel::Hopper, adapter: None, expert_ranks: None, timeout }
     }
 }
 
@@ -39,7 +42,7 @@ impl Default for WgpuOptions {
 pub struct Wgpu {
     caps: Caps,
     stream: Stream,
-    exchange: Arc<Exchange>,
+    exchange: Exchange,
 }
 
 /// One queue needs no memory of its points.
@@ -60,29 +63,29 @@ impl Wgpu {
     /// `ranks` ranks in this process on one device, each to be driven by a thread of its own.
     ///
     /// # Errors
-    /// As [`new`](Wgpu::new).
+    /// As [`new`](Wgpu::new); [`Error::Argument`] when the ranks that share experts do not divide all ranks.
     pub fn ranks(ranks: usize, options: &WgpuOptions) -> Result<Vec<Wgpu>> {
         if options.numerics == NumericModel::Blackwell {
             let why = "the Blackwell model is not among its shaders; use the host".into();
             return Err(Error::Unavailable { backend: BACKEND, why });
         }
         let gpu = Gpu::open(&adapter::choose(options.adapter.as_deref())?)?;
-        let exchange = Arc::new(Exchange::new(ranks, options.timeout));
+        let expert_ranks = expert_ranks(ranks, options.expert_ranks)?;
         let info = gpu.device.adapter_info();
         let device = format!("{} ({:?}, {} {})", info.name, info.backend, info.driver, info.driver_info);
-        let rank = |rank| Wgpu {
-            caps: Caps {
-                backend: BACKEND,
-                device: device.clone(),
-                numerics: options.numerics,
-                rank,
-                ranks,
-                max_buffer_bytes: gpu.max_buffer_bytes,
-            },
-            stream: Stream::new(gpu.clone()),
-            exchange: exchange.clone(),
+        let caps = |rank| Caps {
+            backend: BACKEND,
+            device: device.clone(),
+            numerics: options.numerics,
+            rank,
+            ranks,
+            expert_ranks,
+            max_buffer_bytes: gpu.max_buffer_bytes,
         };
-        Ok((0..ranks).map(rank).collect())
+        let caps: Vec<Caps> = (0..ranks).map(caps).collect();
+        let exchanges = Exchange::ranks(&caps, options.timeout);
+        let rank = |(caps, exchange)| Wgpu { caps, stream: Stream::new(gpu.clone()), exchange };
+        Ok(caps.into_iter().zip(exchanges).map(rank).collect())
     }
 
     /// The rank's commands.
@@ -138,13 +141,6 @@ impl Wgpu {
         let aligned = buffer::alloc(gpu, dst.dtype(), dst.shape())?;
         self.upload(op, &aligned, bytes)?;
         copy::run(&self.stream, op, &aligned, 0..bytes.len(), dst, 0)
-    }
-}
-
-impl Drop for Wgpu {
-    /// The other ranks must not wait for one that is gone.
-    fn drop(&mut self) {
-        self.exchange.leave(self.caps.rank);
     }
 }
 
@@ -227,7 +223,7 @@ impl Backend for Wgpu {
             self.download("all_to_all", tensor, bytemuck::cast_slice_mut(&mut counts))?;
             Ok(counts)
         };
-        collective::run(&self.exchange, &self.stream, self.caps.rank, op, counts)
+        collective::run(&self.exchange, &self.stream, op, counts)
     }
 
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {

@@ -12,11 +12,10 @@ use crate::ops::copy;
 
 const OP: &str = "all_to_all";
 
-/// The part of `rank`; `read` reads a tensor of counts.
+/// The part of one rank; `read` reads a tensor of counts.
 pub(crate) fn run(
     exchange: &Exchange,
     stream: &Stream,
-    rank: usize,
     op: &Checked<AllToAll<'_>>,
     read: impl Fn(&Tensor) -> Result<Vec<u32>>,
 ) -> Result<()> {
@@ -27,9 +26,9 @@ pub(crate) fn run(
     let post = Post::new(op, read)?;
     // What others pull must be handed over before they do.
     stream.flush(OP)?;
-    exchange.run(rank, post, |posts| {
-        for chunk in chunks(rank, posts) {
-            copy::run(stream, OP, &posts[chunk.source].send, chunk.from, &posts[rank].recv, chunk.to.start)?;
+    exchange.run(op.group, post, |place, posts| {
+        for chunk in chunks(place, posts) {
+            copy::run(stream, OP, &posts[chunk.source].send, chunk.from, &posts[place].recv, chunk.to.start)?;
         }
         stream.flush(OP)
     })

@@ -1,6 +1,9 @@
 //! The one trait that a device implements.
 
-use crate::error::Result;
+use std::iter::StepBy;
+use std::ops::Range;
+
+use crate::error::{Result, ensure};
 use crate::numerics::NumericModel;
 use crate::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Route};
 use crate::tensor::{DType, Memory, Tensor};
@@ -16,10 +19,76 @@ pub struct Caps {
     pub numerics: NumericModel,
     /// This rank.
     pub rank: usize,
-    /// Number of ranks that take part in [`Backend::all_to_all`].
+    /// Number of ranks.
     pub ranks: usize,
+    /// Number of ranks that share one set of experts; divides `ranks`. See [`Group`].
+    pub expert_ranks: usize,
     /// The largest buffer it can address, in bytes.
     pub max_buffer_bytes: u64,
+}
+
+/// Which ranks take part in [`Backend::all_to_all`]: those of one group, this rank among them.
+///
+/// The ranks are a matrix of `ranks / expert_ranks` rows and `expert_ranks` columns, filled row after row. The ranks of a
+/// row share one set of experts (expert parallelism), those of a column hold the same ones (data parallelism).
+///
+/// ```text
+/// ranks = 6, expert_ranks = 2      experts 0..e/2   experts e/2..e
+///                    Experts ───▶        0                1
+///                                        2                3
+///                                        4                5
+///                                        ▲ Replicas       ▲
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Group {
+    /// All ranks.
+    World,
+    /// The ranks that share one set of experts with this one: its row.
+    Experts,
+    /// The ranks that hold the same experts as this one: its column.
+    Replicas,
+}
+
+impl Group {
+    /// Every group, in the order of the declaration.
+    pub const ALL: [Group; 3] = [Group::World, Group::Experts, Group::Replicas];
+}
+
+impl Caps {
+    /// The ranks of this rank's group, in order.
+    pub fn members(&self, group: Group) -> StepBy<Range<usize>> {
+        let row = self.rank - self.rank % self.expert_ranks;
+        match group {
+            Group::World => (0..self.ranks).step_by(1),
+            Group::Experts => (row..row + self.expert_ranks).step_by(1),
+            Group::Replicas => (self.rank - row..self.ranks).step_by(self.expert_ranks),
+        }
+    }
+
+    /// Number of ranks in a group.
+    pub fn size(&self, group: Group) -> usize {
+        self.members(group).len()
+    }
+
+    /// This rank's place among the [`members`](Caps::members) of a group.
+    pub fn place(&self, group: Group) -> usize {
+        match group {
+            Group::World => self.rank,
+            Group::Experts => self.rank % self.expert_ranks,
+            Group::Replicas => self.rank / self.expert_ranks,
+        }
+    }
+}
+
+/// The size of an expert-parallel group of `ranks` ranks: the one asked for, or all of them.
+///
+/// # Errors
+/// [`crate::Error::Argument`] when it does not divide the ranks.
+pub fn expert_ranks(ranks: usize, asked: Option<usize>) -> Result<usize> {
+    let size = asked.unwrap_or(ranks);
+    let divides = size > 0 && ranks.is_multiple_of(size);
+    ensure(divides, "ranks", "expert_ranks", || format!("a divisor of the {ranks} ranks"), || size.to_string())?;
+    Ok(size)
 }
 
 /// The queues of a device. Work on one queue runs in order; events order the queues among each other.
@@ -147,5 +216,45 @@ impl dyn Backend + '_ {
         let mut values = vec![T::zeroed(); tensor.bytes() / size_of::<T>()];
         self.read(tensor, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn caps(rank: usize, ranks: usize, expert_ranks: usize) -> Caps {
+        let (device, numerics) = (String::new(), NumericModel::F32);
+        Caps { backend: "none", device, numerics, rank, ranks, expert_ranks, max_buffer_bytes: 0 }
+    }
+
+    #[test]
+    fn groups_are_the_rows_and_columns_of_the_ranks() {
+        let members = |rank, group| caps(rank, 6, 2).members(group).collect::<Vec<_>>();
+        assert_eq!(members(3, Group::World), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(members(3, Group::Experts), [2, 3]);
+        assert_eq!(members(3, Group::Replicas), [1, 3, 5]);
+        assert_eq!(members(4, Group::Experts), [4, 5]);
+        assert_eq!(members(4, Group::Replicas), [0, 2, 4]);
+    }
+
+    #[test]
+    fn a_rank_is_at_its_place_in_each_of_its_groups() {
+        for (ranks, expert_ranks) in [(1, 1), (4, 4), (4, 1), (6, 2), (8, 4)] {
+            for (rank, group) in (0..ranks).flat_map(|rank| Group::ALL.map(|group| (rank, group))) {
+                let caps = caps(rank, ranks, expert_ranks);
+                assert_eq!(caps.members(group).nth(caps.place(group)), Some(rank), "{caps:?} {group:?}");
+                assert_eq!(caps.members(group).count(), caps.size(group));
+            }
+        }
+    }
+
+    #[test]
+    fn an_expert_group_divides_the_ranks() {
+        assert_eq!((expert_ranks(6, None).unwrap(), expert_ranks(6, Some(2)).unwrap()), (6, 2));
+        for size in [0, 4, 12] {
+            let error = expert_ranks(6, Some(size)).unwrap_err().to_string();
+            assert_eq!(error, format!("ranks: expert_ranks is {size}, expected a divisor of the 6 ranks"));
+        }
     }
 }

@@ -34,6 +34,11 @@ impl<R: Backend, B: Backend> Lockstep<R, B> {
     /// models of the matrix units.
     pub fn new(reference: R, examined: B) -> Result<Lockstep<R, B>> {
         let (a, b) = (reference.caps(), examined.caps());
+        let place = |caps: &Caps| (caps.rank, caps.ranks, caps.expert_ranks);
+        let describe = |caps: &Caps| {
+            let (rank, ranks, expert_ranks) = place(caps);
+            format!("{:?} on rank {rank} of {ranks} in groups of {expert_ranks}", caps.numerics)
+        };
         ensure(
             a.backend != b.backend,
             "lockstep",
@@ -42,11 +47,11 @@ impl<R: Backend, B: Backend> Lockstep<R, B> {
             || b.backend.to_owned(),
         )?;
         ensure(
-            a.numerics == b.numerics && (a.rank, a.ranks) == (b.rank, b.ranks),
+            a.numerics == b.numerics && place(a) == place(b),
             "lockstep",
             "examined",
-            || format!("{:?} on rank {} of {}", a.numerics, a.rank, a.ranks),
-            || format!("{:?} on rank {} of {}", b.numerics, b.rank, b.ranks),
+            || describe(a),
+            || describe(b),
         )?;
         Ok(Lockstep { reference, examined, ops: AtomicU64::new(0) })
     }

@@ -6,12 +6,22 @@ use std::time::{Duration, Instant};
 
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::ops::{AllToAll, Counts};
-use dropless_core::{Backend, DType, Error, Memory, Result, Tensor};
+use dropless_core::{Backend, DType, Error, Group, Memory, Result, Tensor};
 use proptest::prelude::*;
 
 /// Drives each rank by a thread of its own; a rank's `Host` is dropped when its work ends.
 fn on_ranks<R: Send>(ranks: usize, timeout: Duration, work: impl Fn(&dyn Backend) -> R + Sync) -> Vec<R> {
-    let options = HostOptions { threads: 1, timeout, ..HostOptions::default() };
+    in_groups(ranks, None, timeout, work)
+}
+
+/// The same, with `expert_ranks` ranks in an expert-parallel group.
+fn in_groups<R: Send>(
+    ranks: usize,
+    expert_ranks: Option<usize>,
+    timeout: Duration,
+    work: impl Fn(&dyn Backend) -> R + Sync,
+) -> Vec<R> {
+    let options = HostOptions { threads: 1, expert_ranks, timeout, ..HostOptions::default() };
     let hosts = Host::ranks(ranks, options).unwrap();
     std::thread::scope(|s| {
         let work = &work;
@@ -57,7 +67,7 @@ fn exchange(backend: &dyn Backend, capacity: usize, sends: &[u32], expects: &[u3
 fn exchange_into(b: &dyn Backend, send: &Tensor, recv: &Tensor, sends: &[u32], expects: &[u32]) -> Result<()> {
     let sends = b.upload(DType::U32, &[sends.len()], sends)?;
     let expects = b.upload(DType::U32, &[expects.len()], expects)?;
-    AllToAll { send, recv, counts: Some(Counts { send: &sends, recv: &expects }) }.run(b)
+    AllToAll { group: Group::World, send, recv, counts: Some(Counts { send: &sends, recv: &expects }) }.run(b)
 }
 
 /// What rank `to` holds after an exchange of `counts[source][destination]` rows.
@@ -86,7 +96,7 @@ fn whole_chunks_are_transposed_over_the_ranks() {
     for ranks in [1, 2, 3, 5] {
         let received = on_ranks(ranks, TIMEOUT, |backend| {
             let (send, recv) = buffers(backend, 4, 3);
-            AllToAll { send: &send, recv: &recv, counts: None }.run(backend).unwrap();
+            AllToAll { group: Group::World, send: &send, recv: &recv, counts: None }.run(backend).unwrap();
             backend.download::<u32>(&recv).unwrap()
         });
         let counts = vec![vec![4; ranks]; ranks];
@@ -96,13 +106,64 @@ fn whole_chunks_are_transposed_over_the_ranks() {
     }
 }
 
+/// The ranks, and those that each gathers its members' numbers from.
+fn gathered(expert_ranks: usize, group: Group) -> Vec<Vec<u32>> {
+    in_groups(6, Some(expert_ranks), TIMEOUT, |backend| {
+        let rank = u32::try_from(backend.caps().rank).unwrap();
+        let send = backend.upload(DType::U32, &[1], &[rank]).unwrap();
+        let recv = backend.alloc(DType::U32, &[backend.caps().size(group), 1], Memory::Device).unwrap();
+        AllToAll { group, send: &send, recv: &recv, counts: None }.run(backend).unwrap();
+        backend.download::<u32>(&recv).unwrap()
+    })
+}
+
+#[test]
+fn groups_exchange_among_themselves() {
+    assert_eq!(gathered(2, Group::World), [[0, 1, 2, 3, 4, 5]; 6]);
+    assert_eq!(gathered(2, Group::Experts), [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5]]);
+    assert_eq!(gathered(2, Group::Replicas), [[0, 2, 4], [1, 3, 5], [0, 2, 4], [1, 3, 5], [0, 2, 4], [1, 3, 5]]);
+    assert_eq!(gathered(1, Group::Experts), [[0], [1], [2], [3], [4], [5]]);
+    assert_eq!(gathered(6, Group::Replicas), [[0], [1], [2], [3], [4], [5]]);
+}
+
+#[test]
+fn chunks_go_by_the_places_in_the_group() {
+    let received = in_groups(4, Some(2), TIMEOUT, |backend| {
+        let rank = u32::try_from(backend.caps().rank).unwrap();
+        // One and two rows to the first and the second member; ranks 1 and 3 are the second of their rows.
+        let send = backend.upload(DType::U32, &[2, 2, 1], &[10 * rank, 9, 10 * rank + 1, 10 * rank + 2]).unwrap();
+        let recv = backend.upload(DType::U32, &[2, 2, 1], &[OLD; 4]).unwrap();
+        let sends = backend.upload(DType::U32, &[2], &[1u32, 2]).unwrap();
+        let expects = backend.upload(DType::U32, &[2], &[1 + rank % 2; 2]).unwrap();
+        let counts = Some(Counts { send: &sends, recv: &expects });
+        AllToAll { group: Group::Experts, send: &send, recv: &recv, counts }.run(backend).unwrap();
+        backend.download::<u32>(&recv).unwrap()
+    });
+    assert_eq!(received, [[0, OLD, 10, OLD], [1, 2, 11, 12], [20, OLD, 30, OLD], [21, 22, 31, 32]]);
+}
+
+#[test]
+fn a_group_reports_its_ranks_and_leaves_the_others_alone() {
+    let outcomes = in_groups(4, Some(2), TIMEOUT, |backend| {
+        // Ranks 1 and 3 hold the same experts, and disagree.
+        let capacity = if backend.caps().rank == 3 { 2 } else { 1 };
+        let (send, recv) = buffers(backend, capacity, 1);
+        let [send, recv] = [send, recv].map(|t| t.slice(0, 2).unwrap());
+        AllToAll { group: Group::Replicas, send: &send, recv: &recv, counts: None }
+            .run(backend)
+            .map_err(|e| message(&e))
+    });
+    let failed = |rank| Err(format!("rank {rank}: all_to_all: rank 1 has a capacity of 1 rows, but rank 3 one of 2"));
+    assert_eq!(outcomes, [Ok(()), failed(1), Ok(()), failed(3)]);
+}
+
 #[test]
 fn one_chunk_goes_to_everyone() {
     let received = on_ranks(3, TIMEOUT, |backend| {
         let rank = u16::try_from(backend.caps().rank).unwrap();
         let send = backend.upload(DType::Bf16, &[2, 3], &[10 * rank, 1, 2, 3, 4, rank]).unwrap();
         let recv = backend.upload(DType::Bf16, &[3, 2, 3], &[7u16; 18]).unwrap();
-        AllToAll { send: &send, recv: &recv, counts: None }.run(backend).unwrap();
+        AllToAll { group: Group::World, send: &send, recv: &recv, counts: None }.run(backend).unwrap();
         backend.download::<u16>(&recv).unwrap()
     });
     for received in received {
@@ -116,7 +177,7 @@ fn empty_tensors_are_exchanged() {
         for shape in [[2, 0, 3], [2, 3, 0]] {
             let send = backend.upload::<f32>(DType::F32, &shape, &[]).unwrap();
             let recv = backend.upload::<f32>(DType::F32, &shape, &[]).unwrap();
-            AllToAll { send: &send, recv: &recv, counts: None }.run(backend).unwrap();
+            AllToAll { group: Group::World, send: &send, recv: &recv, counts: None }.run(backend).unwrap();
         }
     });
 }
@@ -129,7 +190,7 @@ fn a_sender_may_overwrite_its_tensor_at_once() {
         let recv = backend.upload(DType::U32, &[3, 1, 256], &[OLD; 768]).unwrap();
         for round in 0..200u32 {
             backend.write(&send, bytemuck::cast_slice(&[round * 8 + rank; 768])).unwrap();
-            AllToAll { send: &send, recv: &recv, counts: None }.run(backend).unwrap();
+            AllToAll { group: Group::World, send: &send, recv: &recv, counts: None }.run(backend).unwrap();
             let received = backend.download::<u32>(&recv).unwrap();
             for (source, chunk) in (0u32..).zip(received.chunks(256)) {
                 assert!(chunk.iter().all(|&x| x == round * 8 + source), "round {round}");
@@ -208,12 +269,12 @@ fn type_and_row_length_are_part_of_the_agreement() {
         let dtype = if backend.caps().rank == 0 { DType::U32 } else { DType::F32 };
         let send = backend.upload(dtype, &[2, 1, 2], &[0u32; 4]).unwrap();
         let recv = backend.upload(dtype, &[2, 1, 2], &[0u32; 4]).unwrap();
-        message(&AllToAll { send: &send, recv: &recv, counts: None }.run(backend).unwrap_err())
+        message(&AllToAll { group: Group::World, send: &send, recv: &recv, counts: None }.run(backend).unwrap_err())
     });
     assert!(errors.iter().all(|e| e.ends_with("rank 0 exchanges U32, but rank 1 F32")), "{errors:?}");
     let errors = on_ranks(2, TIMEOUT, |backend| {
         let (send, recv) = buffers(backend, 2, backend.caps().rank + 1);
-        message(&AllToAll { send: &send, recv: &recv, counts: None }.run(backend).unwrap_err())
+        message(&AllToAll { group: Group::World, send: &send, recv: &recv, counts: None }.run(backend).unwrap_err())
     });
     assert!(errors.iter().all(|e| e.ends_with("rank 0 has rows of 1 elements, but rank 1 of 2")), "{errors:?}");
 }
@@ -224,7 +285,7 @@ fn a_shared_buffer_is_found_before_it_deadlocks() {
     let stack = host.alloc(DType::U32, &[2, 1, 2], Memory::Device).unwrap();
     let errors = on_ranks(2, TIMEOUT, |backend| {
         let (send, _) = buffers(backend, 1, 2);
-        message(&AllToAll { send: &send, recv: &stack, counts: None }.run(backend).unwrap_err())
+        message(&AllToAll { group: Group::World, send: &send, recv: &stack, counts: None }.run(backend).unwrap_err())
     });
     assert!(errors.iter().all(|e| e.ends_with("rank 1 receives into a buffer that rank 0 uses")), "{errors:?}");
 }

@@ -368,6 +368,7 @@ fn b115_imbalance_of_layers_and_sequences_does_not_cancel() {
 
 #[test]
 fn b116_counts_that_were_exchanged_stay_local() {
+    use dropless_core::Group;
     use dropless_core::ops::AllToAll;
     let hosts = Host::ranks(2, HostOptions::default()).unwrap();
     let all = std::thread::scope(|s| {
@@ -377,7 +378,7 @@ fn b116_counts_that_were_exchanged_stay_local() {
                 let local = [[3u32, 1], [1, 3]][backend.caps().rank];
                 let counts = backend.upload(DType::U32, &[2], &local).unwrap();
                 let global = backend.alloc(DType::U32, &[2, 2], Memory::Device).unwrap();
-                AllToAll { send: &counts, recv: &global, counts: None }.run(backend).unwrap();
+                AllToAll { group: Group::World, send: &counts, recv: &global, counts: None }.run(backend).unwrap();
                 assert_eq!(backend.download::<u32>(&counts).unwrap(), local);
                 backend.download::<u32>(&global).unwrap()
             })

@@ -7,7 +7,7 @@
 )]
 
 use dropless_core::ops::{AllToAll, Counts, Fill, Offload};
-use dropless_core::{Backend, DType, Error, Memory, NumericModel};
+use dropless_core::{Backend, DType, Error, Group, Memory, NumericModel};
 use dropless_tests::differential::{Random, Ranks, UNDER_TEST, host};
 use dropless_wgpu::{Wgpu, WgpuOptions};
 
@@ -167,7 +167,7 @@ fn rows_are_exchanged_between_ranks() {
                     };
                     let (out, into) = (counts(&|to| count(rank, to)), counts(&|from| count(from, rank)));
                     let counts = Some(Counts { send: &out, recv: &into });
-                    AllToAll { send: &send, recv: &recv, counts }.run(backend).unwrap();
+                    AllToAll { group: Group::World, send: &send, recv: &recv, counts }.run(backend).unwrap();
                     let got = backend.download::<u8>(&recv).unwrap();
                     for from in 0..3 {
                         let rows = count(from, rank) * cols * size;
@@ -178,6 +178,31 @@ fn rows_are_exchanged_between_ranks() {
             }
         });
     }
+}
+
+#[test]
+fn groups_exchange_among_themselves() {
+    if ranks(1).is_empty() {
+        return;
+    }
+    let options = WgpuOptions { expert_ranks: Some(2), ..WgpuOptions::default() };
+    std::thread::scope(|s| {
+        for wgpu in Wgpu::ranks(4, &options).unwrap() {
+            s.spawn(move || {
+                let (backend, rank): (&dyn Backend, _) = (&wgpu, wgpu.caps().rank);
+                for (group, from) in [
+                    (Group::World, vec![0u32, 1, 2, 3]),
+                    (Group::Experts, [[0, 1], [2, 3]][rank / 2].to_vec()),
+                    (Group::Replicas, [[0, 2], [1, 3]][rank % 2].to_vec()),
+                ] {
+                    let send = backend.upload(DType::U32, &[1], &[rank as u32]).unwrap();
+                    let recv = backend.alloc(DType::U32, &[from.len(), 1], Memory::Device).unwrap();
+                    AllToAll { group, send: &send, recv: &recv, counts: None }.run(backend).unwrap();
+                    assert_eq!(backend.download::<u32>(&recv).unwrap(), from, "rank {rank} {group:?}");
+                }
+            });
+        }
+    });
 }
 
 #[test]
@@ -195,7 +220,8 @@ fn b151_counts_that_disagree_fail_on_every_rank() {
                     backend.upload(DType::U32, &[2], &expects).unwrap(),
                 );
                 let counts = Some(Counts { send: &out, recv: &into });
-                let error = AllToAll { send: &send, recv: &recv, counts }.run(backend).unwrap_err();
+                let error =
+                    AllToAll { group: Group::World, send: &send, recv: &recv, counts }.run(backend).unwrap_err();
                 let what = "rank 0 sends 1 rows to rank 1, which expects 3";
                 assert_eq!(error.to_string(), format!("rank {rank}: all_to_all: {what}"));
                 assert_eq!(backend.download::<u32>(&recv).unwrap(), [9; 8], "a failed exchange wrote something");

@@ -1,15 +1,17 @@
 //! The exchange of rows between the ranks of one process, for every backend whose ranks share one. NUMERICS.md,
 //! "Collectives": bytes are moved, unchanged.
 //!
-//! Each rank posts its tensors and counts, and all look at all posts, so that every rank finds the same disagreement
-//! before a byte has moved. Then each rank pulls its chunks out of the others' send tensors, all at the same time. A
-//! closing meeting holds the senders until nobody reads their tensors any more.
+//! Each rank of a group posts its tensors and counts, and all look at all posts, so that every rank finds the same
+//! disagreement before a byte has moved. Then each rank pulls its chunks out of the others' send tensors, all at the same
+//! time. A closing meeting holds the senders until nobody reads their tensors any more.
 
 mod meeting;
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::backend::{Caps, Group};
 use crate::error::{Error, Result};
 use crate::ops::AllToAll;
 use crate::tensor::{DType, Tensor};
@@ -27,24 +29,24 @@ pub struct Post {
     /// One chunk goes to everyone.
     gathers: bool,
     format: Format,
-    /// Rows for each rank.
+    /// Rows for each member.
     sends: Vec<usize>,
-    /// Rows from each rank.
+    /// Rows from each member.
     expects: Vec<usize>,
 }
 
 /// A chunk to copy: both ranges count bytes from the start of the view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// The rank it comes from.
+    /// The place of the member it comes from.
     pub source: usize,
-    /// Where it lies in that rank's send tensor.
+    /// Where it lies in that member's send tensor.
     pub from: Range<usize>,
     /// Where it goes in this rank's receive tensor.
     pub to: Range<usize>,
 }
 
-/// What all ranks must have in common.
+/// What all members must have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Format {
     dtype: DType,
@@ -80,34 +82,34 @@ impl Post {
     }
 }
 
-/// The chunks for `rank`, one from each rank.
-pub fn chunks(rank: usize, posts: &[Post]) -> impl Iterator<Item = Chunk> {
-    let Post { format, expects, .. } = &posts[rank];
+/// The chunks for the member at `place`, one from each member.
+pub fn chunks(place: usize, posts: &[Post]) -> impl Iterator<Item = Chunk> {
+    let Post { format, expects, .. } = &posts[place];
     posts.iter().enumerate().map(move |(source, post)| {
-        let (place, rows) = (if post.gathers { 0 } else { rank }, expects[source]);
-        Chunk { source, from: format.bytes(place, rows), to: format.bytes(source, rows) }
+        let (chunk, rows) = (if post.gathers { 0 } else { place }, expects[source]);
+        Chunk { source, from: format.bytes(chunk, rows), to: format.bytes(source, rows) }
     })
 }
 
-/// Whether the exchange can be done; if not, the first reason in the order of the ranks, the same on every rank.
-fn agree(posts: &[Post]) -> std::result::Result<(), String> {
-    let first = posts[0].format;
-    for (rank, post) in posts.iter().enumerate() {
+/// Whether the exchange of these ranks can be done; if not, the first reason in their order, the same on every rank.
+fn agree(ranks: &[usize], posts: &[Post]) -> std::result::Result<(), String> {
+    let (one, first) = (ranks[0], posts[0].format);
+    for (rank, post) in ranks.iter().zip(posts) {
         let format = post.format;
         if format.dtype != first.dtype {
-            return Err(format!("rank 0 exchanges {:?}, but rank {rank} {:?}", first.dtype, format.dtype));
+            return Err(format!("rank {one} exchanges {:?}, but rank {rank} {:?}", first.dtype, format.dtype));
         }
         if format.capacity != first.capacity {
             let (a, b) = (first.capacity, format.capacity);
-            return Err(format!("rank 0 has a capacity of {a} rows, but rank {rank} one of {b}"));
+            return Err(format!("rank {one} has a capacity of {a} rows, but rank {rank} one of {b}"));
         }
         if format.row != first.row {
-            return Err(format!("rank 0 has rows of {} elements, but rank {rank} of {}", first.row, format.row));
+            return Err(format!("rank {one} has rows of {} elements, but rank {rank} of {}", first.row, format.row));
         }
     }
-    for (source, from) in posts.iter().enumerate() {
-        for (destination, to) in posts.iter().enumerate() {
-            let (sent, expected, capacity) = (from.sends[destination], to.expects[source], first.capacity);
+    for (from_place, (source, from)) in ranks.iter().zip(posts).enumerate() {
+        for (to_place, (destination, to)) in ranks.iter().zip(posts).enumerate() {
+            let (sent, expected, capacity) = (from.sends[to_place], to.expects[from_place], first.capacity);
             if sent != expected {
                 return Err(format!("rank {source} sends {sent} rows to rank {destination}, which expects {expected}"));
             }
@@ -117,7 +119,7 @@ fn agree(posts: &[Post]) -> std::result::Result<(), String> {
                 ));
             }
             let shared =
-                to.recv.shares_storage(&from.send) || source < destination && to.recv.shares_storage(&from.recv);
+                to.recv.shares_storage(&from.send) || from_place < to_place && to.recv.shares_storage(&from.recv);
             if shared {
                 return Err(format!("rank {destination} receives into a buffer that rank {source} uses"));
             }
@@ -126,36 +128,72 @@ fn agree(posts: &[Post]) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// What the ranks of one process share.
+/// What the ranks of a group share.
 #[derive(Debug)]
-pub struct Exchange {
+struct Circle {
+    members: Vec<usize>,
     opening: Meeting<Post>,
     closing: Meeting<()>,
 }
 
+impl Circle {
+    fn new(members: Vec<usize>, timeout: Duration) -> Circle {
+        let (opening, closing) = (Meeting::new(members.clone(), timeout), Meeting::new(members.clone(), timeout));
+        Circle { members, opening, closing }
+    }
+}
+
+/// One rank's place in the exchanges of its groups. When it is dropped, who waits for this rank fails.
+#[derive(Debug)]
+pub struct Exchange {
+    rank: usize,
+    /// Its groups in the order of [`Group::ALL`], and its place in each.
+    circles: [(Arc<Circle>, usize); 3],
+}
+
 impl Exchange {
-    /// An exchange of `ranks` ranks, none of which waits for another longer than `timeout`.
-    pub fn new(ranks: usize, timeout: Duration) -> Self {
-        Exchange { opening: Meeting::new(ranks, timeout), closing: Meeting::new(ranks, timeout) }
+    /// The exchanges of ranks 0, 1 and so on, none of which waits for another longer than `timeout`.
+    pub fn ranks(caps: &[Caps], timeout: Duration) -> Vec<Exchange> {
+        let mut all: Vec<Exchange> = Vec::with_capacity(caps.len());
+        for caps in caps {
+            let circle = |group: Group| {
+                // The first member of a group brings it into being; the others come later.
+                let first = caps.members(group).next().and_then(|first| all.get(first));
+                let new = || Arc::new(Circle::new(caps.members(group).collect(), timeout));
+                (first.map_or_else(new, |first| first.circle(group).0.clone()), caps.place(group))
+            };
+            let circles = Group::ALL.map(circle);
+            all.push(Exchange { rank: caps.rank, circles });
+        }
+        all
     }
 
-    /// `rank` takes part no more; who waits for it fails.
-    pub fn leave(&self, rank: usize) {
-        self.opening.leave(rank);
-        self.closing.leave(rank);
+    fn circle(&self, group: Group) -> &(Arc<Circle>, usize) {
+        &self.circles[group as usize]
     }
 
-    /// The part of `rank`: `pull` gets the posts of all ranks and copies the [`chunks`] of this one.
+    /// This rank's part in an exchange of a group: `pull` gets its place and the posts of all members by place, and copies
+    /// its [`chunks`].
     ///
     /// # Errors
     /// [`Error::Collective`] when ranks disagree, left or did not arrive in time; those of `pull`.
-    pub fn run(&self, rank: usize, post: Post, pull: impl FnOnce(&[Post]) -> Result<()>) -> Result<()> {
-        let failed = |what| Error::Collective { rank, op: OP, what };
-        let posts = self.opening.gather(rank, post).map_err(failed)?;
-        agree(&posts).map_err(failed)?;
-        pull(&posts)?;
-        self.closing.gather(rank, ()).map_err(failed)?;
+    pub fn run(&self, group: Group, post: Post, pull: impl FnOnce(usize, &[Post]) -> Result<()>) -> Result<()> {
+        let failed = |what| Error::Collective { rank: self.rank, op: OP, what };
+        let (circle, place) = self.circle(group);
+        let posts = circle.opening.gather(*place, post).map_err(failed)?;
+        agree(&circle.members, &posts).map_err(failed)?;
+        pull(*place, &posts)?;
+        circle.closing.gather(*place, ()).map_err(failed)?;
         Ok(())
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        for (circle, place) in &self.circles {
+            circle.opening.leave(*place);
+            circle.closing.leave(*place);
+        }
     }
 }
 

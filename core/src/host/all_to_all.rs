@@ -7,14 +7,14 @@ use crate::ops::{AllToAll, Checked};
 
 const OP: &str = "all_to_all";
 
-/// The part of `rank`.
-pub(super) fn run(exchange: &Exchange, rank: usize, op: &Checked<AllToAll<'_>>) -> Result<()> {
+/// The part of one rank.
+pub(super) fn run(exchange: &Exchange, op: &Checked<AllToAll<'_>>) -> Result<()> {
     // A tensor of another backend must show before anyone waits.
     drop((memory::input(OP, op.send)?, memory::output(OP, op.recv)?));
     let post = Post::new(op, |counts| Ok(memory::input(OP, counts)?.u32().to_vec()))?;
-    exchange.run(rank, post, |posts| {
-        let mut recv = memory::output(OP, &posts[rank].recv)?;
-        for chunk in chunks(rank, posts) {
+    exchange.run(op.group, post, |place, posts| {
+        let mut recv = memory::output(OP, &posts[place].recv)?;
+        for chunk in chunks(place, posts) {
             let send = memory::input(OP, &posts[chunk.source].send)?;
             recv.bytes()[chunk.to].copy_from_slice(&send.bytes()[chunk.from]);
         }

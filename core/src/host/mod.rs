@@ -1,7 +1,7 @@
 //! The host backend: runs each op's specification on CPU threads, in the caller's thread order.
 //!
 //! It defines the bits. Fast versions (SIMD chosen at run time, threads) give the same bits as the plain code in
-//! `ops/` and `numerics/`, which the tests check. In-process ranks share one thread pool and one exchange.
+//! `ops/` and `numerics/`, which the tests check. In-process ranks share one thread pool.
 
 mod all_to_all;
 mod attention;
@@ -19,7 +19,7 @@ pub use simd::Simd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, Caps, Event, EventState, Queue};
+use crate::backend::{Backend, Caps, Event, EventState, Queue, expert_ranks};
 use crate::error::{Error, Result, ensure};
 use crate::exchange::Exchange;
 use crate::numerics::NumericModel;
@@ -37,6 +37,8 @@ pub struct HostOptions {
     pub simd: Option<Simd>,
     /// Largest single buffer in bytes.
     pub max_buffer_bytes: u64,
+    /// Ranks that share one set of experts; all of them if None.
+    pub expert_ranks: Option<usize>,
     /// How long a rank waits for the others in a collective before it fails.
     pub timeout: Duration,
 }
@@ -51,6 +53,7 @@ impl Default for HostOptions {
             threads: 0,
             simd: None,
             max_buffer_bytes: 1 << 40,
+            expert_ranks: None,
             timeout: Duration::from_secs(60),
         }
     }
@@ -62,7 +65,7 @@ pub struct Host {
     caps: Caps,
     simd: Simd,
     pool: Arc<rayon::ThreadPool>,
-    exchange: Arc<Exchange>,
+    exchange: Exchange,
 }
 
 /// Work on the host is done when its call returns, so an event has nothing to remember.
@@ -84,7 +87,7 @@ impl Host {
     /// `ranks` ranks in this process, each to be driven by a thread of its own.
     ///
     /// # Errors
-    /// As [`new`](Host::new).
+    /// As [`new`](Host::new); [`Error::Argument`] when the ranks that share experts do not divide all ranks.
     pub fn ranks(ranks: usize, options: HostOptions) -> Result<Vec<Host>> {
         let unavailable = |why: String| Error::Unavailable { backend: "host", why };
         let simd = match options.simd {
@@ -99,7 +102,8 @@ impl Host {
             .num_threads(options.threads)
             .build()
             .map_err(|e| unavailable(format!("no threads: {e}")))?;
-        let (pool, exchange) = (Arc::new(pool), Arc::new(Exchange::new(ranks, options.timeout)));
+        let pool = Arc::new(pool);
+        let expert_ranks = expert_ranks(ranks, options.expert_ranks)?;
         let device = format!("{} threads, {simd:?}", pool.current_num_threads()).to_lowercase();
         let caps = |rank| Caps {
             backend: "host",
@@ -107,23 +111,18 @@ impl Host {
             numerics: options.numerics,
             rank,
             ranks,
+            expert_ranks,
             max_buffer_bytes: options.max_buffer_bytes,
         };
-        Ok((0..ranks)
-            .map(|rank| Host { caps: caps(rank), simd, pool: pool.clone(), exchange: exchange.clone() })
-            .collect())
+        let caps: Vec<Caps> = (0..ranks).map(caps).collect();
+        let exchanges = Exchange::ranks(&caps, options.timeout);
+        let host = |(caps, exchange)| Host { caps, simd, pool: pool.clone(), exchange };
+        Ok(caps.into_iter().zip(exchanges).map(host).collect())
     }
 
     /// The vector instructions in use.
     pub fn simd(&self) -> Simd {
         self.simd
-    }
-}
-
-impl Drop for Host {
-    /// The other ranks must not wait for one that is gone.
-    fn drop(&mut self) {
-        self.exchange.leave(self.caps.rank);
     }
 }
 
@@ -173,7 +172,7 @@ impl Backend for Host {
     }
 
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
-        all_to_all::run(&self.exchange, self.caps.rank, op)
+        all_to_all::run(&self.exchange, op)
     }
 
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {

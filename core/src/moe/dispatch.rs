@@ -4,7 +4,7 @@
 //! its experts' results along its part of the tree over all experts, so one f32 row for each token and rank returns. With
 //! one rank and one chunk nothing is copied: the grouped products gather the rows themselves.
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Group};
 use crate::error::Result;
 use crate::nn::Tokens;
 use crate::ops::{AllToAll, Combine, Counts, Fill, GatherRows, Layout, Plan, Route as RouteOp, Window};
@@ -63,13 +63,18 @@ impl<'a> Dispatch<'a> {
         self.backend.alloc(dtype, shape, Memory::Device)
     }
 
-    fn ranks(&self) -> usize {
-        self.backend.caps().ranks
+    /// Ranks that share the experts.
+    fn members(&self) -> usize {
+        self.backend.caps().size(Group::Experts)
+    }
+
+    fn exchange(&self, send: &Tensor, recv: &Tensor, counts: Option<Counts<'_>>) -> Result<()> {
+        AllToAll { group: Group::Experts, send, recv, counts }.run_in_order(self.backend)
     }
 
     /// Plans the chunk: ids u32 `[tokens, k]`, weights f32 `[tokens, k]`.
     pub(super) fn route(&self, tokens: &Tokens, ids: &Tensor, weights: &Tensor) -> Result<Route> {
-        let (t, k, ranks) = (tokens.count(), ids.cols(), self.ranks());
+        let (t, k, ranks) = (tokens.count(), ids.cols(), self.members());
         if ranks == 1 && self.window.is_none() {
             let count = tokens.whole().slice(1, 2)?;
             return self.layout(None, ids.reshape(&[1, t, k])?, &weights.reshape(&[1, t, k])?, &count);
@@ -90,8 +95,7 @@ impl<'a> Dispatch<'a> {
             positions: &exchange.positions,
         })
         .run(self.backend)?;
-        AllToAll { send: &exchange.send_counts, recv: &exchange.recv_counts, counts: None }
-            .run_in_order(self.backend)?;
+        self.exchange(&exchange.send_counts, &exchange.recv_counts, None)?;
         let ids = self.send(&exchange, ids)?.reshape(&[ranks, capacity, k])?;
         let weights = self.send(&exchange, weights)?.reshape(&[ranks, capacity, k])?;
         let counts = exchange.recv_counts.clone();
@@ -124,27 +128,27 @@ impl<'a> Dispatch<'a> {
     }
 
     fn first_expert(&self) -> usize {
-        self.backend.caps().rank * self.local
+        self.backend.caps().place(Group::Experts) * self.local
     }
 
     /// Sends the planned rows of x `[tokens, cols]`; received rows as `[ranks * capacity, cols]`.
     fn send(&self, exchange: &Exchange, x: &Tensor) -> Result<Tensor> {
-        let (ranks, capacity, cols) = (self.ranks(), exchange.rows.cols(), x.cols());
+        let (ranks, capacity, cols) = (self.members(), exchange.rows.cols(), x.cols());
         let shape = [ranks, capacity, cols];
         let (send, recv) = (self.alloc(x.dtype(), &shape)?, self.alloc(x.dtype(), &shape)?);
         GatherRows { x, index: &exchange.rows, out: &send }.run(self.backend)?;
         let counts = Counts { send: &exchange.send_counts, recv: &exchange.recv_counts };
-        AllToAll { send: &send, recv: &recv, counts: Some(counts) }.run_in_order(self.backend)?;
+        self.exchange(&send, &recv, Some(counts))?;
         recv.reshape(&[ranks * capacity, cols])
     }
 
     /// Sends rows `[ranks * capacity, cols]` back to where they came from.
     fn send_back(&self, exchange: &Exchange, rows: &Tensor) -> Result<Tensor> {
-        let (ranks, capacity, cols) = (self.ranks(), exchange.rows.cols(), rows.cols());
+        let (ranks, capacity, cols) = (self.members(), exchange.rows.cols(), rows.cols());
         let back = self.alloc(rows.dtype(), &[ranks, capacity, cols])?;
         let counts = Counts { send: &exchange.recv_counts, recv: &exchange.send_counts };
         let send = rows.reshape(&[ranks, capacity, cols])?;
-        AllToAll { send: &send, recv: &back, counts: Some(counts) }.run_in_order(self.backend)?;
+        self.exchange(&send, &back, Some(counts))?;
         back.reshape(&[ranks * capacity, cols])
     }
 
@@ -188,7 +192,7 @@ impl<'a> Dispatch<'a> {
             x: &self.send_back(exchange, &part)?,
             slots: &exchange.positions,
             ids: None,
-            leaves: (0, self.ranks()),
+            leaves: (0, self.members()),
             window: self.window,
             add,
             out,
@@ -213,7 +217,7 @@ impl<'a> Dispatch<'a> {
             x: &self.send_back(exchange, &part.reshape(&[rows, k])?)?,
             slots: &exchange.positions,
             ids: None,
-            leaves: (0, self.ranks()),
+            leaves: (0, self.members()),
             window: self.window,
             add: [None, None],
             out,

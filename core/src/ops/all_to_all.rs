@@ -1,11 +1,11 @@
-//! Exchange of rows between ranks.
+//! Exchange of rows between the ranks of a group.
 
 use super::{Arg, Checked, DType, distinct, number};
-use crate::backend::{Backend, Caps, Queue};
+use crate::backend::{Backend, Caps, Group, Queue};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// How many rows of each chunk count. Both are u32 `[ranks]` on the device and are never read on the host.
+/// How many rows of each chunk count. Both are u32 `[ranks of the group]` on the device and are never read on the host.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts<'a> {
     /// Rows for each destination.
@@ -14,12 +14,12 @@ pub struct Counts<'a> {
     pub recv: &'a Tensor,
 }
 
-/// Chunk d of `send` goes to rank d, where it becomes chunk (this rank) of `recv`. Every rank calls it in the same
-/// order with the same row capacity and row length. Runs on the comm queue.
+/// Chunk d of `send` goes to member d of the group, where it becomes chunk (this rank's place) of `recv`. Every member
+/// calls it in the same order with the same row capacity and row length. Runs on the comm queue.
 ///
 /// # Shape
-/// recv: `[ranks, capacity, ...]`. send: the same, or `[capacity, ...]` to send one chunk to every rank (all-gather).
-/// With counts, rows from the count on are neither sent nor written.
+/// With n members, recv: `[n, capacity, ...]`. send: the same, or `[capacity, ...]` to send one chunk to every member
+/// (all-gather). With counts, rows from the count on are neither sent nor written.
 ///
 /// # Numerics
 /// None: bytes are moved.
@@ -29,6 +29,8 @@ pub struct Counts<'a> {
 /// failed, or one did not arrive in time.
 #[derive(Clone, Copy, Debug)]
 pub struct AllToAll<'a> {
+    /// The ranks that take part.
+    pub group: Group,
     /// What this rank sends.
     pub send: &'a Tensor,
     /// What it receives.
@@ -40,7 +42,7 @@ pub struct AllToAll<'a> {
 const OP: &str = "all_to_all";
 
 impl AllToAll<'_> {
-    /// True when one chunk goes to every rank.
+    /// True when one chunk goes to every member.
     pub fn gathers(&self) -> bool {
         self.send.shape().len() + 1 == self.recv.shape().len()
     }
@@ -50,20 +52,20 @@ impl AllToAll<'_> {
     /// # Errors
     /// See the type.
     pub fn check(self, caps: &Caps) -> Result<Checked<Self>> {
-        let recv = self.recv.shape();
+        let (recv, ranks) = (self.recv.shape(), caps.size(self.group));
         number(
             OP,
             "recv",
-            recv.len() >= 2 && recv[0] == caps.ranks,
-            &format!("[{}, capacity, ...] ({} ranks)", caps.ranks, caps.ranks),
+            recv.len() >= 2 && recv[0] == ranks,
+            &format!("[{ranks}, capacity, ...] ({ranks} ranks)"),
             format_args!("{:?}", self.recv),
         )?;
         let expected = if self.gathers() { &recv[1..] } else { recv };
         Arg::new(OP, "send", self.send).dtype(&[self.recv.dtype()])?.shape(expected, "as recv")?;
         let mut others = vec![self.send];
         if let Some(counts) = self.counts {
-            Arg::new(OP, "counts.send", counts.send).dtype(&[DType::U32])?.len(caps.ranks, "one for each rank")?;
-            Arg::new(OP, "counts.recv", counts.recv).dtype(&[DType::U32])?.len(caps.ranks, "one for each rank")?;
+            Arg::new(OP, "counts.send", counts.send).dtype(&[DType::U32])?.len(ranks, "one for each rank")?;
+            Arg::new(OP, "counts.recv", counts.recv).dtype(&[DType::U32])?.len(ranks, "one for each rank")?;
             others.extend([counts.send, counts.recv]);
         }
         distinct(OP, "recv", self.recv, &others)?;

@@ -1,7 +1,7 @@
 //! From the gradients of all ranks to new weights. NUMERICS.md, "Optimizer" and "Gradient shards and ranks".
 
 use dropless_core::ops::{AdamW, AllToAll, BiasUpdate, ClipScale, GatherRows, SumRows, SumSquares, TreeSum};
-use dropless_core::{Backend, DType, Memory, Tensor};
+use dropless_core::{Backend, DType, Group, Memory, Tensor};
 
 use crate::config::{TrainConfig, single};
 use crate::error::Result;
@@ -13,7 +13,7 @@ pub(super) fn gather(backend: &dyn Backend, x: &Tensor) -> Result<Tensor> {
     let mut shape = vec![backend.caps().ranks];
     shape.extend(x.shape());
     let all = backend.alloc(x.dtype(), &shape, Memory::Device)?;
-    AllToAll { send: x, recv: &all, counts: None }.run_in_order(backend)?;
+    AllToAll { group: Group::World, send: x, recv: &all, counts: None }.run_in_order(backend)?;
     Ok(all)
 }
 
@@ -43,7 +43,8 @@ fn reduce_ranks(backend: &dyn Backend, sum: Tensor) -> Result<Tensor> {
     }
     let piece = sum.len() / ranks;
     let parts = backend.alloc(DType::F32, &[ranks, piece], Memory::Device)?;
-    AllToAll { send: &sum.reshape(&[ranks, piece])?, recv: &parts, counts: None }.run_in_order(backend)?;
+    AllToAll { group: Group::World, send: &sum.reshape(&[ranks, piece])?, recv: &parts, counts: None }
+        .run_in_order(backend)?;
     let mine = backend.alloc(DType::F32, &[piece], Memory::Device)?;
     TreeSum { parts: &parts, out: &mine }.run(backend)?;
     Ok(gather(backend, &mine)?.reshape(&[ranks * piece])?)

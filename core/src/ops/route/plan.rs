@@ -31,7 +31,8 @@ impl Window {
     }
 }
 
-/// Which tokens go to which rank. Rank r owns experts `r * experts / ranks ..`.
+/// Which tokens go to which rank of the expert-parallel group, of `ranks` ranks. Its member r owns the experts
+/// `r * experts / ranks ..`.
 ///
 /// # Shape
 /// ids: u32 `[tokens, k]`; rows: u32 `[ranks, capacity]`, the token of each row of each chunk in token order, then
@@ -44,7 +45,7 @@ impl Window {
 pub struct Plan<'a> {
     /// The chosen experts.
     pub ids: &'a Tensor,
-    /// Number of experts on all ranks.
+    /// Number of experts on all ranks of the group.
     pub experts: usize,
     /// Only these tokens; all if absent.
     pub window: Option<Window>,
@@ -58,7 +59,7 @@ pub struct Plan<'a> {
 
 impl Plan<'_> {
     pub(super) fn check(&self, caps: &Caps) -> Result<()> {
-        let ranks = caps.ranks;
+        let ranks = caps.expert_ranks;
         let (tokens, k) = (self.ids.rows(), self.ids.cols());
         Arg::new(OP, "ids", self.ids).dtype(&[DType::U32])?.shape(&[tokens, k], "[tokens, k]")?;
         number(OP, "ids", k > 0, "at least one choice for each token", k)?;

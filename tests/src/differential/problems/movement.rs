@@ -1,7 +1,7 @@
 //! Ops that move bytes: offload and the exchange between ranks.
 
 use dropless_core::ops::{AllToAll, Counts, Offload};
-use dropless_core::{DType, Memory};
+use dropless_core::{DType, Group, Memory};
 
 use crate::differential::{Maker, Problem};
 
@@ -32,7 +32,7 @@ fn all_to_all(m: &mut Maker<'_>) {
     let (sends, expects) = (m.integers(&[ranks], &sends), m.integers(&[ranks], &expects));
     let (send, recv) = (m.tensor(dtype, &shape), m.output("recv", dtype, &shape));
     let counts = counted.then_some(Counts { send: &sends, recv: &expects });
-    m.run(AllToAll { send: &send, recv: &recv, counts }, AllToAll::run);
+    m.run(AllToAll { group: Group::World, send: &send, recv: &recv, counts }, AllToAll::run);
 }
 
 fn gather(m: &mut Maker<'_>) {
@@ -40,5 +40,5 @@ fn gather(m: &mut Maker<'_>) {
     let (ranks, capacity, cols) = (m.ranks(), m.extent(40), m.extent(20));
     let send = m.tensor(dtype, &[capacity, cols]);
     let recv = m.output("recv", dtype, &[ranks, capacity, cols]);
-    m.run(AllToAll { send: &send, recv: &recv, counts: None }, AllToAll::run);
+    m.run(AllToAll { group: Group::World, send: &send, recv: &recv, counts: None }, AllToAll::run);
 }
