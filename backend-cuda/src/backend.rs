@@ -12,7 +12,7 @@ use crate::device::Gpu;
 use crate::driver;
 use crate::graph::Graph;
 use crate::memory;
-use crate::ops::map;
+use crate::ops::{attention, map};
 
 /// How a [`Cuda`] is opened.
 #[derive(Clone, Debug)]
@@ -152,8 +152,8 @@ impl Backend for Cuda {
         self.missing("route")
     }
 
-    fn attention(&self, _op: &Checked<Attention<'_>>) -> Result<()> {
-        self.missing("attention")
+    fn attention(&self, op: &Checked<Attention<'_>>) -> Result<()> {
+        attention::run(&self.gpu, op, self.caps.numerics)
     }
 
     fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {

@@ -28,6 +28,7 @@ pub(crate) struct Binding {
 }
 
 pub(crate) const FLOAT: &[DType] = &[DType::F32, DType::Bf16];
+pub(crate) const BF16: &[DType] = &[DType::Bf16];
 pub(crate) const F32: &[DType] = &[DType::F32];
 pub(crate) const U32: &[DType] = &[DType::U32];
 
@@ -75,6 +76,7 @@ pub(crate) struct Kernel {
 pub(crate) const PRELUDE: &str = include_str!("../../kernels/prelude.cuh");
 pub(crate) const ROTATE: &str = include_str!("../../kernels/rotate.cuh");
 pub(crate) const RUNS: &str = include_str!("../../kernels/run.cuh");
+pub(crate) const SM90: &str = include_str!("../../kernels/sm90.cuh");
 pub(crate) const TOKEN_SUM: &str = include_str!("../../kernels/token_sum.cuh");
 pub(crate) const TREE: &str = include_str!("../../kernels/tree.cuh");
 

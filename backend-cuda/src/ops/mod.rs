@@ -1,5 +1,6 @@
 //! The ops: one file each beside the kernel of the same name, and the table of all kernels.
 
+pub(crate) mod attention;
 #[cfg(test)]
 mod kernels_test;
 pub(crate) mod map;
@@ -10,6 +11,17 @@ pub(crate) use kernels_test::for_each_architecture;
 /// Every kernel of the backend, with constants to compile it under.
 #[cfg(test)]
 pub(crate) static ALL: &[(&crate::kernel::Kernel, &[&[u32]])] = &[
+    (&attention::DELTA, &[&[4]]),
+    (&attention::FIRST, &[&[4, 64]]),
+    (&attention::chains::FORWARD, &[&[4, 64, 128]]),
+    (&attention::chains::GRAD_KEYS, &[&[4, 64, 128]]),
+    (&attention::chains::GRAD_QUERIES, &[&[4, 64, 128]]),
+    (&attention::tensor_core::FORWARD, &[&[64, 128, 2, 192, 128, 2], &[64, 128, 2, 32, 16, 2]]),
+    (
+        &attention::tensor_core::GRAD_KEYS,
+        &[&[64, 128, 2, 192, 128, 2, 1, 1], &[64, 128, 2, 256, 256, 1, 1, 0], &[64, 128, 2, 256, 256, 1, 0, 1]],
+    ),
+    (&attention::tensor_core::GRAD_QUERIES, &[&[64, 128, 2, 192, 128, 2], &[64, 128, 2, 256, 256, 1]]),
     (&map::elementwise::ADD, &[&[]]),
     (&map::optimizer::ADAMW, &[&[]]),
     (&map::optimizer::BIAS_UPDATE, &[&[]]),
