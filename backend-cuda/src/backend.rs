@@ -12,7 +12,7 @@ use crate::device::Gpu;
 use crate::driver;
 use crate::graph::Graph;
 use crate::memory;
-use crate::ops::{attention, map};
+use crate::ops::{attention, group_quantize, map, route};
 
 /// How a [`Cuda`] is opened.
 #[derive(Clone, Debug)]
@@ -136,8 +136,8 @@ impl Backend for Cuda {
         self.missing("grouped_gemm")
     }
 
-    fn group_quantize(&self, _op: &Checked<GroupQuantize<'_>>) -> Result<()> {
-        self.missing("group_quantize")
+    fn group_quantize(&self, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
+        group_quantize::run(&self.gpu, op)
     }
 
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
@@ -148,8 +148,8 @@ impl Backend for Cuda {
         self.gpu.copy("offload", op.from, op.to, Queue::Offload)
     }
 
-    fn route(&self, _op: &Checked<Route<'_>>) -> Result<()> {
-        self.missing("route")
+    fn route(&self, op: &Checked<Route<'_>>) -> Result<()> {
+        route::run(&self.gpu, op)
     }
 
     fn attention(&self, op: &Checked<Attention<'_>>) -> Result<()> {

@@ -74,11 +74,19 @@ pub(crate) struct Kernel {
 
 /// The shared files.
 pub(crate) const PRELUDE: &str = include_str!("../../kernels/prelude.cuh");
+pub(crate) const BALANCE: &str = include_str!("../../kernels/balance.cuh");
+pub(crate) const BLOCKS: &str = include_str!("../../kernels/blocks.cuh");
+pub(crate) const CHOICES: &str = include_str!("../../kernels/choices.cuh");
+pub(crate) const EXPERTS: &str = include_str!("../../kernels/experts.cuh");
+pub(crate) const PHILOX: &str = include_str!("../../kernels/philox.cuh");
+pub(crate) const RANKS: &str = include_str!("../../kernels/ranks.cuh");
 pub(crate) const ROTATE: &str = include_str!("../../kernels/rotate.cuh");
 pub(crate) const RUNS: &str = include_str!("../../kernels/run.cuh");
+pub(crate) const SCAN: &str = include_str!("../../kernels/scan.cuh");
 pub(crate) const SM90: &str = include_str!("../../kernels/sm90.cuh");
 pub(crate) const TOKEN_SUM: &str = include_str!("../../kernels/token_sum.cuh");
 pub(crate) const TREE: &str = include_str!("../../kernels/tree.cuh");
+pub(crate) const VALID: &str = include_str!("../../kernels/valid.cuh");
 
 /// A kernel with its element types and constants: what is compiled.
 #[derive(Clone, Debug)]

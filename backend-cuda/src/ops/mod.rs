@@ -1,9 +1,11 @@
 //! The ops: one file each beside the kernel of the same name, and the table of all kernels.
 
 pub(crate) mod attention;
+pub(crate) mod group_quantize;
 #[cfg(test)]
 mod kernels_test;
 pub(crate) mod map;
+pub(crate) mod route;
 
 #[cfg(test)]
 pub(crate) use kernels_test::for_each_architecture;
@@ -22,6 +24,20 @@ pub(crate) static ALL: &[(&crate::kernel::Kernel, &[&[u32]])] = &[
         &[&[64, 128, 2, 192, 128, 2, 1, 1], &[64, 128, 2, 256, 256, 1, 1, 0], &[64, 128, 2, 256, 256, 1, 0, 1]],
     ),
     (&attention::tensor_core::GRAD_QUERIES, &[&[64, 128, 2, 192, 128, 2], &[64, 128, 2, 256, 256, 1]]),
+    (
+        &group_quantize::QUANTIZE,
+        &[
+            &[0, 0, 32, 0],
+            &[0, 1, 32, 1],
+            &[1, 0, 32, 0],
+            &[1, 1, 128, 0],
+            &[1, 0, 128, 1],
+            &[2, 0, 32, 0],
+            &[2, 1, 16, 1],
+        ],
+    ),
+    (&group_quantize::AMAX, &[&[]]),
+    (&group_quantize::OFFSETS, &[&[]]),
     (&map::elementwise::ADD, &[&[]]),
     (&map::optimizer::ADAMW, &[&[]]),
     (&map::optimizer::BIAS_UPDATE, &[&[]]),
@@ -46,4 +62,15 @@ pub(crate) static ALL: &[(&crate::kernel::Kernel, &[&[u32]])] = &[
     (&map::swiglu::SWIGLU, &[&[]]),
     (&map::swiglu::SWIGLU_GRAD, &[&[]]),
     (&map::reduce::TREE_SUM, &[&[]]),
+    (&route::TOP_K, &[&[256, 8, 0], &[17, 1, 1], &[512, 1, 1]]),
+    (&route::BALANCE_BLOCKS, &[&[256], &[5]]),
+    (&route::BALANCE_LOSS, &[&[256]]),
+    (&route::VALID_TOKENS, &[&[]]),
+    (&route::TOP_K_GRAD, &[&[256, 0], &[17, 1]]),
+    (&route::PLAN_COUNT, &[&[]]),
+    (&route::PLAN_PLACE, &[&[]]),
+    (&route::TABLE_SCAN, &[&[]]),
+    (&route::LAYOUT_COUNT, &[&[]]),
+    (&route::LAYOUT_OFFSETS, &[&[]]),
+    (&route::LAYOUT_PLACE, &[&[]]),
 ];

@@ -1,0 +1,162 @@
+//! Block quantization: the amax of the tensor first where the format has one, then blocks along rows and columns from one
+//! reading of the input.
+
+use std::sync::Arc;
+
+use dropless_core::ops::{BlockFormat, Checked, GroupQuantize};
+use dropless_core::{DType, Result, Tensor};
+
+use crate::device::{Gpu, word};
+use crate::kernel::{BLOCKS, Binding, F32, FLOAT, Kernel, Launch, PHILOX, PRELUDE, RUNS, SCAN, U32, params};
+
+const OP: &str = "group_quantize";
+
+const CODES: &[DType] = &[DType::E4m3, DType::E2m1x2];
+const SCALES: &[DType] = &[DType::Ue8m0, DType::F32, DType::E4m3];
+
+params!(
+    /// Extents (`group_rows`: rows of a stacked matrix; `height`: rows of the transposed result), and the stochastic
+    /// rounding's key and counter stream.
+    Params { rows, columns, groups, group_rows, height, key_low, key_high, stream }
+);
+
+pub(crate) static QUANTIZE: Kernel = Kernel {
+    name: "group_quantize",
+    files: &[PRELUDE, RUNS, BLOCKS, PHILOX, include_str!("../../../kernels/group_quantize.cu")],
+    params: Params::DECLARATION,
+    tensors: &[
+        Binding::read("x", FLOAT),
+        Binding::read("offsets", U32).optional(),
+        Binding::read("padded", U32).optional(),
+        Binding::read("whole", F32).optional(),
+        Binding::write("row_codes", CODES).optional(),
+        Binding::write("row_scales", SCALES).optional(),
+        Binding::write("column_codes", &[DType::E4m3]).optional(),
+        Binding::write("column_scales", &[DType::Ue8m0, DType::F32]).optional(),
+    ],
+    maps: 0,
+    constants: &["FORMAT", "OPTION", "ROWS", "SQUARE"],
+};
+
+/// Columns of a tile.
+const TILE_COLUMNS: usize = 128;
+
+pub(crate) static AMAX: Kernel = Kernel {
+    name: "group_quantize_amax",
+    files: &[PRELUDE, RUNS, include_str!("../../../kernels/group_quantize_amax.cu")],
+    params: Params::DECLARATION,
+    tensors: &[Binding::read("x", FLOAT), Binding::read("offsets", U32).optional(), Binding::in_place("amax", F32)],
+    maps: 0,
+    constants: &[],
+};
+
+params!(
+    /// Groups, and rows of a block.
+    OffsetsParams { groups, block }
+);
+
+pub(crate) static OFFSETS: Kernel = Kernel {
+    name: "group_quantize_offsets",
+    files: &[PRELUDE, SCAN, include_str!("../../../kernels/group_quantize_offsets.cu")],
+    params: OffsetsParams::DECLARATION,
+    tensors: &[Binding::read("offsets", U32), Binding::write("padded", U32)],
+    maps: 0,
+    constants: &[],
+};
+
+pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
+    let (x, block) = (op.x, op.format.block());
+    // Blocks that span rows keep within a group or a matrix; else all rows are alike.
+    let spans_rows = op.column.is_some() || op.square;
+    let (groups, group_rows) = match op.offsets {
+        Some(offsets) => (offsets.len() - 1, x.rows()),
+        None if spans_rows => (x.shape()[0], x.shape()[1]),
+        None => (1, x.rows()),
+    };
+    let padded = op.column.and_then(|column| column.offsets);
+    let transposed = matches!(op.format, BlockFormat::Fp8Block { .. });
+    let height = match op.column {
+        Some(column) if transposed => column.codes.cols(),
+        Some(column) => column.codes.rows(),
+        None => 0,
+    };
+    let (format, key, stream) = match op.format {
+        BlockFormat::Mxfp8 { floor } => ([0, u32::from(floor)], 0, 0),
+        BlockFormat::Fp8Block { f32_scale } => ([1, u32::from(f32_scale)], 0, 0),
+        BlockFormat::Nvfp4 { stochastic: None } => ([2, 0], 0, 0),
+        BlockFormat::Nvfp4 { stochastic: Some((key, stream)) } => ([2, 1], key, stream),
+    };
+    let [key_low, key_high] = bytemuck::cast::<u64, [u32; 2]>(key.to_le()).map(u32::from_le);
+    let params = Params {
+        rows: word(x.rows()),
+        columns: word(x.cols()),
+        groups: word(groups),
+        group_rows: word(group_rows),
+        height: word(height),
+        key_low,
+        key_high,
+        stream,
+    };
+    if let Some(out) = op.amax {
+        amax(gpu, op, params, out)?;
+    }
+    if let (Some(offsets), Some(padded)) = (op.offsets, padded) {
+        let params = OffsetsParams { groups: word(groups), block: word(block) };
+        let tensors = [Some(offsets), Some(padded)];
+        gpu.launch(Launch {
+            kernel: &OFFSETS,
+            tensors: &tensors,
+            constants: &[],
+            params: params.words(),
+            maps: &[],
+            blocks: 1,
+            threads: 32,
+            shared: 0,
+        })?;
+    }
+    if op.row.is_none() && op.column.is_none() {
+        return Ok(());
+    }
+    let tile_rows = if spans_rows { block } else { 32 };
+    // Of ragged groups as many as the rows can need in the worst case.
+    let tiles = if padded.is_some() { height / block } else { groups * group_rows.div_ceil(tile_rows) };
+    let tensors = [
+        Some(x),
+        op.offsets,
+        padded,
+        op.amax,
+        op.row.map(|row| row.codes),
+        op.row.map(|row| row.scales),
+        op.column.map(|column| column.codes),
+        op.column.map(|column| column.scales),
+    ];
+    gpu.launch(Launch {
+        kernel: &QUANTIZE,
+        tensors: &tensors,
+        constants: &[format[0], format[1], word(tile_rows), u32::from(op.square)],
+        params: params.words(),
+        maps: &[],
+        blocks: (tiles * x.cols().div_ceil(TILE_COLUMNS)) as u64,
+        // Four rows of eight columns each.
+        threads: word(tile_rows * TILE_COLUMNS / 32),
+        shared: 0,
+    })
+}
+
+/// The amax of the rows within the groups.
+fn amax(gpu: &Arc<Gpu>, op: &GroupQuantize<'_>, params: Params, out: &Tensor) -> Result<()> {
+    const THREADS: u32 = 256;
+    gpu.fill(OP, out, 0)?;
+    // Enough thread blocks to fill the card, each with at least an octet for every thread.
+    let blocks = op.x.len().div_ceil(THREADS as usize * 8) as u64;
+    gpu.launch(Launch {
+        kernel: &AMAX,
+        tensors: &[Some(op.x), op.offsets, Some(out)],
+        constants: &[],
+        params: params.words(),
+        maps: &[],
+        blocks: blocks.min(u64::from(gpu.multiprocessors) * 8),
+        threads: THREADS,
+        shared: 0,
+    })
+}
