@@ -104,9 +104,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
         if (own.has(tile)) {
             const u32 k_tile = q_tile + Q_BYTES + stage * (K_BYTES + V_BYTES);
             Scores s;
-            products_begin();
+            products_begin(s);
             multiply_rows<QK, Q_ROWS, KEY_TILE>(s, q_rows, k_tile);
-            products_done();
+            products_done(s);
             const float scale = __uint_as_float(p.scale);
             const float upper = softmax[0].advance(s, 0, tile, row, start[0], scale);
             const float lower = softmax[1].advance(s, 1, tile, row + 8, start[1], scale);
@@ -118,12 +118,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
             for (u32 half = 0; half < KEY_TILE; half += BLOCK) {
                 // The keys past the block's last row are no terms.
                 if (tile + half >= own.end) continue;
-                products_begin();
+                products_begin(o, probabilities);
 #pragma unroll
                 for (u32 i = 0; i < BLOCK; i += STEP) {
                     multiply_step<KEY_TILE>(o, probabilities[(half + i) / STEP], k_tile + K_BYTES, half + i);
                 }
-                products_done();
+                products_done(o);
             }
         }
         if (STAGES == 1) {

@@ -96,12 +96,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_keys(con
             const RowFacts& rows = facts[stage];
             for (u32 half = 0; half < BLOCK; half += HALF) {
                 float s[HALF / 2], dp[HALF / 2];
-                products_begin();
+                products_begin(s, dp);
                 multiply_rows<QK, KEYS, BLOCK>(s, k_tile + warpgroup * BLOCK * SPAN * 2, q_tile + half * SPAN * 2);
                 if (GRAD_KEYS) {
                     multiply_rows<V, KEYS, BLOCK>(dp, v_tile + warpgroup * BLOCK * SPAN * 2, d_out_tile + half * SPAN * 2);
                 }
-                products_done();
+                products_done(s, dp);
 #pragma unroll
                 for (u32 i = 0; i < HALF / 2; i++) {
                     const u32 row = half + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
@@ -115,13 +115,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_keys(con
                     if (GRAD_VALUES) probabilities[i / 4][i % 4] = bf16_pair(s[2 * i], s[2 * i + 1]);
                     if (GRAD_KEYS) slopes[i / 4][i % 4] = bf16_pair(dp[2 * i], dp[2 * i + 1]);
                 }
-                products_begin();
+                products_begin(d_k, d_v, probabilities, slopes);
 #pragma unroll
                 for (u32 i = 0; i < HALF / STEP; i++) {
                     if (GRAD_VALUES) multiply_step<BLOCK>(d_v, probabilities[i], d_out_tile, half + i * STEP);
                     if (GRAD_KEYS) multiply_step<BLOCK>(d_k, slopes[i], q_tile, half + i * STEP);
                 }
-                products_done();
+                products_done(d_k, d_v);
             }
         }
         place = next;

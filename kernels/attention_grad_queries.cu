@@ -69,10 +69,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_queries(
         if (own.has(tile)) {
             const u32 k_tile = key_tiles + stage * (K_BYTES + V_BYTES);
             float s[BLOCK / 2], ds[BLOCK / 2];
-            products_begin();
+            products_begin(s, ds);
             multiply_rows<QK, ROWS, BLOCK>(s, q_tile + warpgroup * BLOCK * SPAN * 2, k_tile);
             multiply_rows<V, ROWS, BLOCK>(ds, d_out_tile + warpgroup * BLOCK * SPAN * 2, k_tile + K_BYTES);
-            products_done();
+            products_done(s, ds);
 #pragma unroll
             for (u32 i = 0; i < BLOCK / 2; i++) {
                 const u32 half = i / 2 % 2, key = tile + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
@@ -82,10 +82,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_queries(
             u32 slopes[BLOCK / STEP][4];
 #pragma unroll
             for (u32 i = 0; i < BLOCK / 4; i++) slopes[i / 4][i % 4] = bf16_pair(ds[2 * i], ds[2 * i + 1]);
-            products_begin();
+            products_begin(d_q, slopes);
 #pragma unroll
             for (u32 i = 0; i < BLOCK / STEP; i++) multiply_step<BLOCK>(d_q, slopes[i], k_tile, i * STEP);
-            products_done();
+            products_done(d_q);
         }
         if (STAGES == 1) {
             __syncthreads();

@@ -96,8 +96,8 @@ struct Accumulator {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The chains of 64 rows of `a` with N rows of `b` along DEPTH columns, from zero. A_ROWS, B_ROWS: those of the whole tiles.
-// To be followed by products_done.
+// The chains of 64 rows of `a` with 2 COUNT rows of `b` along DEPTH columns, from zero. A_ROWS, B_ROWS: those of the whole
+// tiles. Between products_begin and products_done.
 template <u32 DEPTH, u32 A_ROWS, u32 B_ROWS, u32 COUNT>
 __device__ __forceinline__ void multiply_rows(float (&d)[COUNT], u32 a, u32 b) {
     const u64 left = descriptor(a), right = descriptor(b);
@@ -109,8 +109,8 @@ __device__ __forceinline__ void multiply_rows(float (&d)[COUNT], u32 a, u32 b) {
     }
 }
 
-// The chains go on with a step of `a` in registers and the 16 rows of `b` from `row` on, a multiple of 16. To be followed
-// by products_done.
+// The chains go on with a step of `a` in registers and the 16 rows of `b` from `row` on, a multiple of 16. Between
+// products_begin and products_done.
 template <u32 B_ROWS, u32 COLUMNS>
 __device__ __forceinline__ void multiply_step(Accumulator<COLUMNS>& d, const u32 (&a)[4], u32 b, u32 row) {
     const u64 right = descriptor(b + row * SPAN * 2);
@@ -121,13 +121,31 @@ __device__ __forceinline__ void multiply_step(Accumulator<COLUMNS>& d, const u32
     }
 }
 
-// The tensor cores may read what this thread's registers hold.
-__device__ __forceinline__ void products_begin() { wgmma_begin(); }
+template <u32 COLUMNS>
+__device__ __forceinline__ void pin(Accumulator<COLUMNS>& d) {
+#pragma unroll
+    for (u32 p = 0; p < Accumulator<COLUMNS>::PIECES; p++) pin(d.piece[p]);
+}
 
-// The results are there.
-__device__ __forceinline__ void products_done() {
+template <u32 STEPS>
+__device__ __forceinline__ void pin(u32 (&a)[STEPS][4]) {
+#pragma unroll
+    for (u32 i = 0; i < STEPS * 4; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+}
+
+// Products of these registers may start.
+template <class... Registers>
+__device__ __forceinline__ void products_begin(Registers&... registers) {
+    (pin(registers), ...);
+    wgmma_begin();
+}
+
+// Their results are there.
+template <class... Registers>
+__device__ __forceinline__ void products_done(Registers&... registers) {
     wgmma_commit();
     wgmma_wait<0>();
+    (pin(registers), ...);
 }
 
 #else
@@ -187,8 +205,11 @@ __device__ __forceinline__ void multiply_step(Accumulator<COLUMNS>& d, const u32
     }
 }
 
-__device__ __forceinline__ void products_begin() {}
-__device__ __forceinline__ void products_done() {}
+template <class... Registers>
+__device__ __forceinline__ void products_begin(Registers&...) {}
+
+template <class... Registers>
+__device__ __forceinline__ void products_done(Registers&...) {}
 
 #endif
 
