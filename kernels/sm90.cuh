@@ -10,10 +10,12 @@
 //
 // `wgmma` runs on sm_90a alone; the rest is on later chips, too.
 
+enum class Major : u32 { CHAIN = 0, ROWS = 1 };
+
 // ---- Addresses ----
 
-__device__ inline u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return u32(__cvta_generic_to_shared(pointer));
 }
 
 // Where the byte at `offset` of a tile lies.
@@ -21,34 +23,34 @@ __device__ constexpr u32 swizzled(u32 offset) { return offset ^ (offset >> 3 & 0
 
 // ---- Barriers ----
 //
-// A phase ends when all arrivals and all expected bytes have come. `parity` is that of the phase waited for: 0, 1, 0 and
-// so on. Waiting for parity 1 of a fresh barrier returns at once.
+// A phase ends when all arrivals and all expected bytes have come. `parity` is that of the phase waited for, 0 at first
+// and then changing. Waiting for parity 1 of a fresh barrier returns at once.
 
-__device__ inline void barrier_init(u64* barrier, u32 arrivals) {
+__device__ __forceinline__ void barrier_init(u64* barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
 // Makes the initialised barriers visible to the copy engine; a __syncthreads() must follow.
-__device__ inline void barrier_init_done() {
+__device__ __forceinline__ void barrier_init_done() {
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
 }
 
-__device__ inline void barrier_arrive(u64* barrier) {
+__device__ __forceinline__ void barrier_arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 // The present phase also waits for this many bytes from the copy engine.
-__device__ inline void barrier_expect(u64* barrier, u32 bytes) {
+__device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
 
 // Arrives once the copies that this thread started with `copy_async` are done.
-__device__ inline void barrier_arrive_after_copies(u64* barrier) {
+__device__ __forceinline__ void barrier_arrive_after_copies(u64* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-__device__ inline void barrier_wait(u64* barrier, u32 parity) {
+__device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
     u32 done;
     do {
         asm volatile("{\n"
@@ -63,7 +65,7 @@ __device__ inline void barrier_wait(u64* barrier, u32 parity) {
 }
 
 // A barrier of some of the block's warps: `threads` of them, by one of the 15 names from 1 on.
-__device__ inline void barrier_named(u32 name, u32 threads) {
+__device__ __forceinline__ void barrier_named(u32 name, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
@@ -71,48 +73,49 @@ __device__ inline void barrier_named(u32 name, u32 threads) {
 
 // What this thread wrote to shared memory (or knows to be written, from a barrier) is visible to `wgmma` and to the
 // copy engine from here on.
-__device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // 16 bytes from global to shared memory: the first `bytes` (0 to 16) are copied, the rest become zero. Both addresses
 // are multiples of 16; with 0 bytes nothing is read.
-__device__ inline void copy_async_16(u32 to, const void* from, u32 bytes) {
+__device__ __forceinline__ void copy_async_16(u32 to, const void* from, u32 bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes)
                  : "memory");
 }
 
-// The same for 4 bytes.
-__device__ inline void copy_async_4(u32 to, const void* from, u32 bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes)
-                 : "memory");
+// 4 bytes.
+__device__ __forceinline__ void copy_async_4(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
 }
 
 // A group of copies ends here; `copies_wait<N>` waits until at most the last N groups of this thread are under way.
-__device__ inline void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <u32 PENDING>
-__device__ inline void copies_wait() {
+__device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// Waits until all of this thread's copies are done.
+__device__ __forceinline__ void copies_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // The box of a tensor map that starts at these coordinates, fastest first. What lies outside of the tensor becomes
 // zero, and the bytes of the whole box arrive at the barrier.
-__device__ inline void copy_box(u32 to, const TensorMap& map, u64* barrier, u32 x, u32 y) {
+__device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, u64* barrier, u32 x, u32 y) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
         ::"r"(to), "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y)
         : "memory");
 }
 
-__device__ inline void copy_box(u32 to, const TensorMap& map, u64* barrier, u32 x, u32 y, u32 z) {
+__device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, u64* barrier, u32 x, u32 y, u32 z) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
         ::"r"(to), "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
 
-__device__ inline void prefetch_map(const TensorMap& map) {
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
@@ -121,52 +124,50 @@ __device__ inline void prefetch_map(const TensorMap& map) {
 // ---- Registers of a warpgroup ----
 
 template <u32 REGISTERS>
-__device__ inline void registers_give() {
+__device__ __forceinline__ void registers_give() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
 template <u32 REGISTERS>
-__device__ inline void registers_take() {
+__device__ __forceinline__ void registers_take() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
 // ---- wgmma ----
-
-enum class Major : u32 { CHAIN = 0, ROWS = 1 };
 
 // An operand in a swizzled tile. One instruction takes 32 bytes along the chain.
 //
 //   Major::CHAIN  step i of four starts 32 * i bytes into the tile; `stride` does not matter.
 //   Major::ROWS   step i starts 2048 * i bytes (16 elements of the chain) into the tile; `stride`: bytes from one 64
 //                 rows to the next.
-__device__ inline u64 descriptor(u32 tile, u32 stride = 16) {
+__device__ __forceinline__ u64 descriptor(u32 tile, u32 stride = 16) {
     constexpr u64 ATOM = 1024, SWIZZLE_128 = 1;
-    return (tile & 0x3FFFF) >> 4 | static_cast<u64>(stride >> 4) << 16 | ATOM >> 4 << 32 | SWIZZLE_128 << 62;
+    return (tile & 0x3FFFF) >> 4 | u64(stride >> 4) << 16 | ATOM >> 4 << 32 | SWIZZLE_128 << 62;
 }
 
 // Descriptors hold addresses in units of 16 bytes.
-__device__ inline u64 advanced(u64 descriptor, u32 bytes) { return descriptor + (bytes >> 4); }
+__device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) { return descriptor + (bytes >> 4); }
 
 // Keeps the compiler from moving accesses to an accumulator past this point.
 template <u32 COUNT>
-__device__ inline void pin(float (&d)[COUNT]) {
+__device__ __forceinline__ void pin(float (&d)[COUNT]) {
 #pragma unroll
     for (u32 i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 // Before the first instruction on these accumulators, and whenever registers that an instruction reads were written.
 template <class... Accumulators>
-__device__ inline void wgmma_begin(Accumulators&... d) {
+__device__ __forceinline__ void wgmma_begin(Accumulators&... d) {
     (pin(d), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
 // A group of instructions ends here.
-__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 // Waits until at most the last PENDING groups are under way. The accumulators of the others may be used from here on.
 template <u32 PENDING, class... Accumulators>
-__device__ inline void wgmma_wait(Accumulators&... d) {
+__device__ __forceinline__ void wgmma_wait(Accumulators&... d) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
     (pin(d), ...);
 }
@@ -184,30 +185,31 @@ struct Wgmma;
     template <>                                                                                                        \
     struct Wgmma<N> {                                                                                                  \
         template <Major A, Major B>                                                                                    \
-        static __device__ inline void bf16_shared(float (&d)[N / 2], u64 a, u64 b, bool keep) {                        \
+        static __device__ __forceinline__ void bf16_shared(float (&d)[N / 2], u64 a, u64 b, bool keep) {               \
             asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" #P2 ", 0;\n"                                       \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, %" #P0 ", %" #P1   \
                          ", keep, 1, 1, %" #P3 ", %" #P4 ";\n}"                                                        \
                          : ACCUMULATORS                                                                                \
-                         : "l"(a), "l"(b), "r"(static_cast<u32>(keep)), "n"(static_cast<u32>(A)),                      \
-                           "n"(static_cast<u32>(B)));                                                                  \
+                         : "l"(a), "l"(b), "r"(u32(keep)), "n"(u32(A)),                                                \
+                           "n"(u32(B)));                                                                               \
         }                                                                                                              \
         template <Major B>                                                                                             \
-        static __device__ inline void bf16_registers(float (&d)[N / 2], const u32 (&a)[4], u64 b, bool keep) {         \
+        static __device__ __forceinline__ void bf16_registers(float (&d)[N / 2], const u32 (&a)[4], u64 b,             \
+                                                              bool keep) {                                           \
             asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" #P5 ", 0;\n"                                       \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, {%" #P0 ", %" #P1  \
                          ", %" #P2 ", %" #P3 "}, %" #P4 ", keep, 1, 1, %" #P6 ";\n}"                                   \
                          : ACCUMULATORS                                                                                \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(keep)),            \
-                           "n"(static_cast<u32>(B)));                                                                  \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(u32(keep)),                         \
+                           "n"(u32(B)));                                                                               \
         }                                                                                                              \
         /* Both operands are Major::CHAIN. */                                                                          \
-        static __device__ inline void e4m3_shared(float (&d)[N / 2], u64 a, u64 b, bool keep) {                        \
+        static __device__ __forceinline__ void e4m3_shared(float (&d)[N / 2], u64 a, u64 b, bool keep) {               \
             asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" #P2 ", 0;\n"                                       \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" REGISTERS "}, %" #P0 ", %" #P1   \
                          ", keep, 1, 1;\n}"                                                                            \
                          : ACCUMULATORS                                                                                \
-                         : "l"(a), "l"(b), "r"(static_cast<u32>(keep)));                                               \
+                         : "l"(a), "l"(b), "r"(u32(keep)));                                                            \
         }                                                                                                              \
     }
 

@@ -12,7 +12,7 @@ use crate::device::Gpu;
 use crate::driver;
 use crate::graph::Graph;
 use crate::memory;
-use crate::ops::{attention, group_quantize, map, route};
+use crate::ops::{attention, group_quantize, grouped_gemm, map, route};
 
 /// How a [`Cuda`] is opened.
 #[derive(Clone, Debug)]
@@ -132,8 +132,8 @@ impl Backend for Cuda {
         self.gpu.stream(queue).wait(OP, event)
     }
 
-    fn grouped_gemm(&self, _op: &Checked<GroupedGemm<'_>>) -> Result<()> {
-        self.missing("grouped_gemm")
+    fn grouped_gemm(&self, op: &Checked<GroupedGemm<'_>>) -> Result<()> {
+        grouped_gemm::run(&self.gpu, op, self.caps.numerics)
     }
 
     fn group_quantize(&self, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
@@ -158,12 +158,5 @@ impl Backend for Cuda {
 
     fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {
         map::run(&self.gpu, op)
-    }
-}
-
-impl Cuda {
-    /// Goes when the last op is there.
-    fn missing(&self, op: &'static str) -> Result<()> {
-        Err(Error::Device { backend: BACKEND, op, what: format!("{} has no kernel of it yet", self.caps.device) })
     }
 }

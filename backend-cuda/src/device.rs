@@ -8,7 +8,7 @@ use dropless_core::{DType, Error, Memory, Queue, Result, Tensor};
 use parking_lot::{Mutex, RwLock};
 
 use crate::BACKEND;
-use crate::driver::{self, Context, During, Event, Function, Kind, Stream};
+use crate::driver::{self, Context, During, Event, Function, Kind, Stream, TensorMap, TensorMapShape};
 use crate::graph::Capture;
 use crate::jit::Jit;
 use crate::kernel::Variant;
@@ -199,6 +199,33 @@ impl Gpu {
         // SAFETY: both views lie inside their buffers, which are kept until the stream is done with them.
         unsafe { driver::copy(op, self.stream(queue), target.start, source.start, from.bytes()) }?;
         self.launched(op, queue)
+    }
+
+    /// Describes a tensor to the copy engine, as an array of `extents` read in boxes of `tile`, the fastest dimension
+    /// first; a box's rows have 128 bytes and come into shared memory with the swizzle of that width.
+    pub(crate) fn tensor_map(
+        self: &Arc<Self>,
+        op: &'static str,
+        tensor: &Tensor,
+        extents: &[usize],
+        tile: &[usize],
+    ) -> Result<TensorMap> {
+        use sys::CUtensorMapDataType as Type;
+        let element = match tensor.dtype() {
+            DType::F32 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+            DType::Bf16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            DType::U32 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT32,
+            DType::E4m3 | DType::Ue8m0 | DType::E2m1x2 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        };
+        let shape = TensorMapShape {
+            element,
+            element_bytes: tensor.dtype().size() as u64,
+            extents: extents.iter().map(|&extent| extent as u64).collect(),
+            tile: tile.iter().map(|&extent| word(extent)).collect(),
+            swizzle: sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        };
+        self.bind(op)?;
+        driver::tensor_map(op, memory::addresses(op, self, tensor, Queue::Compute)?.start, &shape)
     }
 
     /// The compiled kernel of a variant; compiled at its first use.

@@ -2,9 +2,11 @@
 
 pub(crate) mod attention;
 pub(crate) mod group_quantize;
+pub(crate) mod grouped_gemm;
 #[cfg(test)]
 mod kernels_test;
 pub(crate) mod map;
+mod mxfp8_dequantize;
 pub(crate) mod route;
 
 #[cfg(test)]
@@ -38,6 +40,10 @@ pub(crate) static ALL: &[(&crate::kernel::Kernel, &[&[u32]])] = &[
     ),
     (&group_quantize::AMAX, &[&[]]),
     (&group_quantize::OFFSETS, &[&[]]),
+    (&grouped_gemm::F32_GROUPED_GEMM, &[&[0, 0, 1, 1], &[0, 1, 1, 0], &[1, 0, 0, 0], &[1, 1, 1, 1]]),
+    (&grouped_gemm::SM90_BF16_GROUPED_GEMM, grouped_gemm::BF16_CONSTANTS),
+    (&grouped_gemm::SM90_E4M3_GROUPED_GEMM, grouped_gemm::E4M3_CONSTANTS),
+    (&mxfp8_dequantize::MXFP8_DEQUANTIZE, &[&[0], &[1]]),
     (&map::elementwise::ADD, &[&[]]),
     (&map::optimizer::ADAMW, &[&[]]),
     (&map::optimizer::BIAS_UPDATE, &[&[]]),

@@ -1,0 +1,278 @@
+//! Matrix products over ragged groups of rows: which kernel, how the factors come in, and how many blocks.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use dropless_core::ops::{Checked, Extents, GemmKind, GroupedGemm, Operand};
+use dropless_core::{DType, NumericModel, Result, Tensor};
+
+use super::mxfp8_dequantize;
+use crate::device::{Gpu, word};
+use crate::driver::TensorMap;
+use crate::kernel::{
+    BF16, Binding, F32, FLOAT, FP8_BLOCK_SCALES, GROUPED_GEMM_OUT, Kernel, Launch, PRELUDE, SIMT_GROUPED_GEMM, SM90,
+    SM90_GROUPED_GEMM, TILES, U32, params,
+};
+
+const OP: &str = "grouped_gemm";
+
+params!(
+    /// Extents: outputs and the chain as tiles.cuh has them; rows to gather from.
+    Params { groups, rows, columns, chain, a_sources, b_sources }
+);
+
+const fn tensors(elements: &'static [DType]) -> [Binding; 8] {
+    [
+        Binding::read("a", elements),
+        Binding::read("a_gather", U32).optional(),
+        Binding::read("a_scale", F32).optional(),
+        Binding::read("b", elements),
+        Binding::read("b_gather", U32).optional(),
+        Binding::read("b_scale", F32).optional(),
+        Binding::read("offsets", U32),
+        Binding::in_place("out", FLOAT),
+    ]
+}
+
+const TENSOR_CORE_CONSTANTS: &[&str] =
+    &["RAGGED_CHAIN", "ACCUMULATE", "A_CHAIN_LAST", "B_CHAIN_LAST", "A_LOAD", "B_LOAD", "TILE_COLUMNS", "STAGES"];
+
+pub(crate) static SM90_BF16_GROUPED_GEMM: Kernel = Kernel {
+    name: "sm90_bf16_grouped_gemm",
+    files: &[
+        PRELUDE,
+        SM90,
+        TILES,
+        GROUPED_GEMM_OUT,
+        FP8_BLOCK_SCALES,
+        SIMT_GROUPED_GEMM,
+        SM90_GROUPED_GEMM,
+        include_str!("../../../kernels/sm90_bf16_grouped_gemm.cu"),
+    ],
+    params: Params::DECLARATION,
+    tensors: &tensors(BF16),
+    maps: 2,
+    constants: TENSOR_CORE_CONSTANTS,
+};
+
+pub(crate) static SM90_E4M3_GROUPED_GEMM: Kernel = Kernel {
+    name: "sm90_e4m3_grouped_gemm",
+    files: &[
+        PRELUDE,
+        SM90,
+        TILES,
+        GROUPED_GEMM_OUT,
+        FP8_BLOCK_SCALES,
+        SIMT_GROUPED_GEMM,
+        SM90_GROUPED_GEMM,
+        include_str!("../../../kernels/sm90_e4m3_grouped_gemm.cu"),
+    ],
+    params: Params::DECLARATION,
+    tensors: &tensors(&[DType::E4m3]),
+    maps: 2,
+    constants: TENSOR_CORE_CONSTANTS,
+};
+
+pub(crate) static F32_GROUPED_GEMM: Kernel = Kernel {
+    name: "f32_grouped_gemm",
+    files: &[
+        PRELUDE,
+        TILES,
+        GROUPED_GEMM_OUT,
+        FP8_BLOCK_SCALES,
+        SIMT_GROUPED_GEMM,
+        include_str!("../../../kernels/f32_grouped_gemm.cu"),
+    ],
+    params: Params::DECLARATION,
+    tensors: &tensors(&[DType::F32, DType::Bf16, DType::E4m3]),
+    maps: 0,
+    constants: &["RAGGED_CHAIN", "ACCUMULATE", "A_CHAIN_LAST", "B_CHAIN_LAST"],
+};
+
+/// Side of a tile and threads of a block in simt_grouped_gemm.cuh, and the blocks of a multiprocessor.
+const SIMT_TILE: usize = 64;
+const SIMT_THREADS: u32 = 256;
+const SIMT_BLOCKS: usize = 4;
+/// Rows of a tile, bytes of one of its rows in shared memory, and threads of a block in sm90_grouped_gemm.cuh.
+const TILE_ROWS: usize = 128;
+const ROW_BYTES: usize = 128;
+const TENSOR_CORE_THREADS: u32 = 384;
+/// Columns of a tile. The wider one needs less shared-memory bandwidth for a product.
+const TILE_COLUMNS: [usize; 2] = [128, 256];
+/// Shared memory for the ring of tiles: 6 stages of the narrower tile, 4 of the wider one.
+const RING_BYTES: usize = 192 << 10;
+/// The first tile is aligned at an atom of the swizzle.
+const ATOM_BYTES: usize = 1024;
+
+/// What the kernel is compiled under for the tests: each kind of product with each way of coming in, and both tiles.
+#[cfg(test)]
+pub(super) const BF16_CONSTANTS: &[&[u32]] = &[
+    &[0, 0, 1, 1, 0, 0, 256, 4],
+    &[0, 0, 1, 1, 1, 0, 256, 4],
+    &[0, 0, 1, 1, 2, 2, 128, 6],
+    &[0, 0, 1, 0, 0, 0, 128, 6],
+    &[0, 1, 1, 0, 1, 0, 256, 4],
+    &[0, 0, 1, 0, 2, 2, 256, 4],
+    &[1, 0, 0, 0, 0, 0, 256, 4],
+    &[1, 1, 0, 0, 0, 1, 128, 6],
+    &[1, 1, 0, 0, 1, 1, 256, 4],
+    &[1, 0, 0, 0, 2, 2, 128, 6],
+];
+#[cfg(test)]
+pub(super) const E4M3_CONSTANTS: &[&[u32]] = &[
+    &[0, 0, 1, 1, 0, 0, 128, 6],
+    &[0, 0, 1, 1, 2, 2, 128, 6],
+    &[1, 1, 1, 1, 0, 0, 128, 6],
+    &[1, 0, 1, 1, 2, 2, 128, 6],
+];
+
+/// How a factor comes into shared memory: `Load` of sm90_grouped_gemm.cuh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Load {
+    /// By the copy engine.
+    Boxes = 0,
+    /// 16 bytes at a time.
+    Pieces = 1,
+    /// Element by element.
+    Elements = 2,
+}
+
+/// What the copy engine and 16-byte copies want of an address and of the distance between rows.
+const ALIGNMENT: usize = 16;
+
+/// An operand as the kernels take it: matrices of `rows` x `chain`, with either of them last in memory.
+struct Factor<'a> {
+    elements: Cow<'a, Tensor>,
+    gather: Option<&'a Tensor>,
+    scale_inv: Option<&'a Tensor>,
+    matrices: usize,
+    rows: usize,
+    chain: usize,
+    chain_last: bool,
+}
+
+impl<'a> Factor<'a> {
+    /// `chain_last`: as a plain operand stores it.
+    fn of(
+        gpu: &Arc<Gpu>,
+        operand: Operand<'a>,
+        [matrices, rows, chain]: [usize; 3],
+        chain_last: bool,
+    ) -> Result<Factor<'a>> {
+        let (elements, gather, scale_inv) = match operand {
+            Operand::Plain { values, gather } => (Cow::Borrowed(values), gather, None),
+            Operand::Mxfp8 { codes, scales } => {
+                (Cow::Owned(mxfp8_dequantize::run(gpu, codes, scales, !chain_last)?), None, None)
+            }
+            Operand::Fp8Block { codes, scale_inv } => (Cow::Borrowed(codes), None, Some(scale_inv)),
+        };
+        let chain_last = chain_last || scale_inv.is_some();
+        Ok(Factor { elements, gather, scale_inv, matrices, rows, chain, chain_last })
+    }
+
+    /// Extents in memory, the fastest first.
+    fn extents(&self) -> [usize; 3] {
+        if self.chain_last { [self.chain, self.rows, self.matrices] } else { [self.rows, self.chain, self.matrices] }
+    }
+
+    fn load(&self) -> Load {
+        let bytes = self.elements.dtype().size();
+        let aligned = [self.elements.offset(), self.extents()[0]].iter().all(|n| (n * bytes).is_multiple_of(ALIGNMENT));
+        match self.gather {
+            _ if !aligned || self.elements.is_empty() => Load::Elements,
+            Some(_) => Load::Pieces,
+            None => Load::Boxes,
+        }
+    }
+
+    /// The boxes that make a tile of `rows` rows (64 of them if they are last in memory).
+    fn map(&self, gpu: &Arc<Gpu>, rows: usize) -> Result<TensorMap> {
+        if self.load() != Load::Boxes {
+            return Ok(TensorMap::default());
+        }
+        let wide = ROW_BYTES / self.elements.dtype().size();
+        let tile = [wide, if self.chain_last { rows } else { wide }, 1];
+        gpu.tensor_map(OP, &self.elements, &self.extents(), &tile)
+    }
+}
+
+/// Tiles of at most this many rows and columns, as an upper bound: the groups' sizes are not known here.
+fn tiles(extents: [usize; 3], wgrad: bool, [tile_rows, tile_columns]: [usize; 2]) -> usize {
+    let [groups, rows, columns] = extents;
+    let down = if wgrad { groups * rows.div_ceil(tile_rows) } else { groups + rows.div_ceil(tile_rows) };
+    down * columns.div_ceil(tile_columns)
+}
+
+pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupedGemm<'_>>, model: NumericModel) -> Result<()> {
+    let Extents { groups, rows: tokens, n, k } = op.extents();
+    if op.out.is_empty() {
+        return Ok(());
+    }
+    let wgrad = op.kind == GemmKind::Wgrad;
+    // Rows of each factor and the chain, and whether it is the last dimension of plain operands.
+    let (rows, columns, chain, a_last, b_last) = match op.kind {
+        GemmKind::Forward => (tokens, n, k, true, true),
+        GemmKind::Dgrad => (tokens, k, n, true, false),
+        GemmKind::Wgrad => (n, k, tokens, false, false),
+    };
+    let a = Factor::of(gpu, op.a, [1, rows, chain], a_last)?;
+    let b = Factor::of(gpu, op.b, [if wgrad { 1 } else { groups }, columns, chain], b_last)?;
+
+    let params = Params {
+        groups: word(groups),
+        rows: word(rows),
+        columns: word(columns),
+        chain: word(chain),
+        a_sources: word(a.elements.rows()),
+        b_sources: word(b.elements.rows()),
+    };
+    let tensors = [
+        Some(&*a.elements),
+        a.gather,
+        a.scale_inv,
+        Some(&*b.elements),
+        b.gather,
+        b.scale_inv,
+        Some(op.offsets),
+        Some(op.out),
+    ];
+    let mut constants =
+        vec![u32::from(wgrad), u32::from(op.accumulate), u32::from(a.chain_last), u32::from(b.chain_last)];
+    let tiles = |tile| tiles([groups, rows, columns], wgrad, tile);
+    let kernel = match a.elements.dtype() {
+        DType::Bf16 if model != NumericModel::F32 => &SM90_BF16_GROUPED_GEMM,
+        DType::E4m3 if model != NumericModel::F32 => &SM90_E4M3_GROUPED_GEMM,
+        _ => {
+            return gpu.launch(Launch {
+                kernel: &F32_GROUPED_GEMM,
+                tensors: &tensors,
+                constants: &constants,
+                params: params.words(),
+                maps: &[],
+                blocks: tiles([SIMT_TILE; 2]).min(SIMT_BLOCKS * gpu.multiprocessors as usize) as u64,
+                threads: SIMT_THREADS,
+                shared: 0,
+            });
+        }
+    };
+
+    let multiprocessors = gpu.multiprocessors as usize;
+    let [narrow, wide] = TILE_COLUMNS;
+    // The wider tile, if it leaves no multiprocessor without work. FP8 blocks have one scale for 128 columns.
+    let tile_columns = match a.elements.dtype() {
+        DType::Bf16 if columns > narrow && tiles([TILE_ROWS, wide]) >= multiprocessors => wide,
+        _ => narrow,
+    };
+    let stages = RING_BYTES / ((TILE_ROWS + tile_columns) * ROW_BYTES);
+    constants.extend([a.load() as u32, b.load() as u32, word(tile_columns), word(stages)]);
+    gpu.launch(Launch {
+        kernel,
+        tensors: &tensors,
+        constants: &constants,
+        params: params.words(),
+        maps: &[a.map(gpu, TILE_ROWS)?, b.map(gpu, tile_columns)?],
+        blocks: tiles([TILE_ROWS, tile_columns]).min(multiprocessors) as u64,
+        threads: TENSOR_CORE_THREADS,
+        shared: word(RING_BYTES + ATOM_BYTES),
+    })
+}

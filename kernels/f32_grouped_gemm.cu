@@ -1,0 +1,6 @@
+// Grouped products as chains of f32 fma: f32 factors, and the others under the model F32. The work is
+// simt_grouped_gemm.cuh.
+
+extern "C" __global__ void __launch_bounds__(SIMT_THREADS, 2) f32_grouped_gemm(const __grid_constant__ Given given) {
+    simt_grouped_gemm(given);
+}

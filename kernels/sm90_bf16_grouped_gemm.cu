@@ -1,0 +1,82 @@
+// Grouped products of bf16 factors on Hopper's tensor cores: NUMERICS.md, "Hopper" and "The three products of a layer".
+//
+// The frame is sm90_grouped_gemm.cuh. A step of the model is one `wgmma`; as many steps run as the chain has, since a
+// step of zeros alone would make +0 of -0.
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+constexpr u32 STEP = 16, STEPS = TILE_CHAIN / STEP;
+
+// From one step of an operand to the next.
+__device__ constexpr u32 step_bytes(Major major) { return STEP * (major == Major::CHAIN ? ELEMENT_BYTES : ROW_BYTES); }
+
+__device__ __forceinline__ void consume(const Given& given, Ring& ring, u32 tiles_at) {
+    const u32 first = first_row();
+    Tiles<TILE_ROWS, TILE_COLUMNS> tiles(given);
+    Place place;
+    Tile tile;
+    float d[TILE_COLUMNS / 2];
+    for (u64 index = blockIdx.x; tiles.find(index, tile); index += gridDim.x) {
+        if (ACCUMULATE && tile.terms == 0) continue;
+#pragma unroll
+        for (u32 i = 0; i < TILE_COLUMNS / 2; i++) d[i] = 0.0f;
+        u32 before = 0;
+        for (u32 done = 0; done < tile.terms; done += TILE_CHAIN) {
+            const u32 steps = ceil_div(min(tile.terms - done, TILE_CHAIN), STEP);
+            barrier_wait(ring.full + place.stage, place.parity);
+            if constexpr (Producers<false>::COPIES) fence_async();
+            const u32 at = tiles_at + place.stage * STAGE_BYTES;
+            const u64 a = descriptor(at + first * ROW_BYTES, SLAB_BYTES);
+            const u64 b = descriptor(at + A_BYTES, SLAB_BYTES);
+            const auto step = [&](u32 i) {
+                Wgmma<TILE_COLUMNS>::bf16_shared<A_MAJOR, B_MAJOR>(d, advanced(a, i * step_bytes(A_MAJOR)),
+                                                                  advanced(b, i * step_bytes(B_MAJOR)), true);
+            };
+            if (steps == STEPS) {
+                wgmma_begin(d);
+#pragma unroll
+                for (u32 i = 0; i < STEPS; i++) step(i);
+                wgmma_commit();
+            } else {
+#pragma unroll 1
+                for (u32 i = 0; i < steps; i++) {
+                    wgmma_begin(d);
+                    step(i);
+                    wgmma_commit();
+                }
+            }
+            // One group stays under way, so that the tensor cores do not wait for this warpgroup.
+            wgmma_wait<1>(d);
+            if (done > 0) ring.leave(before);
+            before = place.stage;
+            place.advance();
+        }
+        wgmma_wait<0>(d);
+        if (tile.terms > 0) ring.leave(before);
+        put_rows(given, tile, first, d);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) sm90_bf16_grouped_gemm(const __grid_constant__ Given given) {
+    __shared__ Ring ring;
+    const u32 tiles_at = ring_base();
+    if (threadIdx.x == 0) ring.init(Producers<false>::ARRIVALS);
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        registers_give<PRODUCER_REGISTERS>();
+        Producers<false>::run(given, ring, tiles_at, [](u32, const Tile&, u32) {});
+    } else {
+        registers_take<CONSUMER_REGISTERS>();
+        consume(given, ring, tiles_at);
+    }
+}
+
+#else
+
+// Other chips compute the model F32.
+extern "C" __global__ void __launch_bounds__(SIMT_THREADS, 2)
+    sm90_bf16_grouped_gemm(const __grid_constant__ Given given) {
+    simt_grouped_gemm(given);
+}
+
+#endif

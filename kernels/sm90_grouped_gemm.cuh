@@ -1,0 +1,315 @@
+// The frame of the grouped products on Hopper's tensor cores: a ring of tiles in shared memory, filled by one warpgroup
+// and read by two.
+//
+// A block computes tiles of 128 x TILE_COLUMNS outputs, one after the other; a consumer warpgroup has 64 rows of each.
+// The chain goes by in pieces of 128 bytes (64 bf16, 128 e4m3), a stage of the ring each. TILE_COLUMNS = 256 reads
+// 48 KiB of shared memory for 64 x 128 x 256 products, which is what the tensor cores need to stay busy; 4 stages then
+// fill the 227 KiB of a multiprocessor. Outputs with few columns take 128 and 6 stages.
+//
+// The tiles' layouts are those of sm90.cuh. How a factor comes in is a constant:
+//
+//   BOXES     the copy engine: 16-byte aligned rows, no gather.
+//   PIECES    asynchronous copies of 16 bytes by every thread: aligned rows, with or without gather.
+//   ELEMENTS  one element after the other: anything.
+//
+// The copy engine ends a chain at the tensor's edge only. Where a group ends it (Wgrad), the last piece of the chain
+// comes as PIECES, which become zero past the end: what lies there is selected away, not multiplied by zero.
+//
+// Constants: RAGGED_CHAIN, ACCUMULATE; A_CHAIN_LAST, B_CHAIN_LAST (the chain's dimension is the last in memory);
+// A_LOAD, B_LOAD; TILE_COLUMNS, STAGES. Params: as tiles.cuh, and a_sources, b_sources (rows to gather from).
+
+enum class Load : u32 { BOXES, PIECES, ELEMENTS };
+
+constexpr u32 TILE_ROWS = 128;
+constexpr u32 WARPGROUP = 128;
+constexpr u32 CONSUMERS = 2;
+constexpr u32 THREADS = (1 + CONSUMERS) * WARPGROUP;
+// A thread has 168 registers at the start, 64512 in all. Producers keep 56 of them.
+constexpr u32 PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224;
+
+constexpr u32 ROW_BYTES = 128, PIECE_BYTES = 16, PIECES_OF_ROW = ROW_BYTES / PIECE_BYTES;
+constexpr u32 ELEMENT_BYTES = sizeof(*Given::a);
+constexpr u32 TILE_CHAIN = ROW_BYTES / ELEMENT_BYTES;
+constexpr u32 A_BYTES = TILE_ROWS * ROW_BYTES, B_BYTES = TILE_COLUMNS * ROW_BYTES, STAGE_BYTES = A_BYTES + B_BYTES;
+// In Major::ROWS: 64 rows for the whole piece of the chain.
+constexpr u32 SLAB_ROWS = 64, SLAB_BYTES = TILE_CHAIN * ROW_BYTES;
+
+// A place in the ring, and the parity of its present phase.
+struct Place {
+    u32 stage = 0;
+    u32 parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        stage += 1;
+        if (stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// The stages' barriers: filled by the producers, and left by the consumers' warps.
+struct Ring {
+    u64 full[STAGES];
+    u64 empty[STAGES];
+
+    __device__ void init(u32 producer_arrivals) {
+        for (u32 stage = 0; stage < STAGES; stage++) {
+            barrier_init(full + stage, producer_arrivals);
+            barrier_init(empty + stage, CONSUMERS * WARPGROUP / LANES);
+        }
+        barrier_init_done();
+    }
+
+    // By a warp that reads the stage no more.
+    __device__ __forceinline__ void leave(u32 stage) {
+        __syncwarp();
+        if (lane_id() == 0) barrier_arrive(empty + stage);
+    }
+};
+
+// The row that a consumer's accumulators d[4 i + 2 half + j] belong to, of the 64 of its warpgroup.
+__device__ __forceinline__ u32 row_in_group(u32 half) {
+    return threadIdx.x % WARPGROUP / LANES * 16 + half * 8 + lane_id() / 4;
+}
+
+// The consumer warpgroup's first row, known to be the same in all lanes.
+__device__ __forceinline__ u32 first_row() {
+    return __shfl_sync(ALL_LANES, threadIdx.x / WARPGROUP - 1, 0) * (TILE_ROWS / CONSUMERS);
+}
+
+// The first tile of the ring.
+__device__ __forceinline__ u32 ring_base() {
+    extern __shared__ u8 dynamic_shared[];
+    return (shared_address(dynamic_shared) + 1023) & ~1023u;
+}
+
+// One factor in memory.
+struct Factor {
+    const u8* elements;
+    const u32* gather;
+    const TensorMap* map;
+    // As the product sees it. The last dimension in memory is one of them.
+    u32 rows;
+    u32 chain;
+    // Rows to gather from.
+    u32 sources;
+    // Whether each group has a matrix of its own.
+    bool stacked;
+};
+
+// Brings in tiles of EXTENT rows of a factor. Copies take all threads of a warpgroup.
+template <Load LOAD, Major MAJOR, bool GATHER, u32 EXTENT>
+class Loader {
+    static constexpr u32 ROWS_AT_ONCE = WARPGROUP / PIECES_OF_ROW;
+    static constexpr u32 TURNS = EXTENT / ROWS_AT_ONCE;
+    // The copy engine cannot end a chain where a group ends.
+    static constexpr bool CUT = LOAD == Load::BOXES && RAGGED_CHAIN;
+    // Gathered rows are looked up once for each tile.
+    static constexpr bool KNOWN = GATHER && MAJOR == Major::CHAIN && LOAD == Load::PIECES;
+    // What is not the usual way keeps no addresses in the few registers of a producer.
+    static constexpr u32 UNROLL = LOAD == Load::PIECES ? TURNS : 1;
+
+   public:
+    static constexpr bool COPIES = LOAD != Load::BOXES || CUT;
+    static constexpr bool STORES = LOAD == Load::ELEMENTS;
+
+    __device__ explicit Loader(const Factor& factor) : factor(factor) {}
+
+    // Goes on with rows `first` to `first + count - 1` of a group; rows past them become zero, or anything.
+    __device__ __forceinline__ void begin(u32 group, u32 first, u32 count) {
+        row = first;
+        rows = count;
+        matrix = factor.stacked ? group : 0;
+        elements = factor.elements + u64(matrix) * factor.rows * factor.chain * ELEMENT_BYTES;
+        if constexpr (KNOWN) {
+#pragma unroll
+            for (u32 i = 0; i < TURNS; i++) known[i] = row_source(i);
+        }
+    }
+
+    // Bytes that the copy engine will bring for a piece of the chain of which `left` terms exist.
+    __device__ __forceinline__ u32 box_bytes(u32 left) const { return boxes(left) ? EXTENT * ROW_BYTES : 0; }
+
+    // The piece of the chain from `term` on, of which `left` terms exist.
+    __device__ __forceinline__ void load(u32 to, u64* barrier, u32 term, u32 left) {
+        if (boxes(left)) {
+            if (threadIdx.x == 0) load_boxes(to, barrier, term);
+        } else if constexpr (COPIES) {
+            if constexpr (MAJOR == Major::CHAIN) {
+                copy_rows(to, term, left);
+            } else {
+                copy_slabs(to, term, left);
+            }
+        }
+    }
+
+   private:
+    __device__ __forceinline__ bool boxes(u32 left) const {
+        return LOAD == Load::BOXES && (!CUT || left >= TILE_CHAIN);
+    }
+
+    __device__ __forceinline__ u32 source_of(u32 place) const {
+        if (!GATHER) return place;
+        const u32 source = factor.gather[place];
+        return source < factor.sources ? source : NONE;
+    }
+
+    // Where row `i * ROWS_AT_ONCE + ...` of the tile, this thread's, comes from.
+    __device__ __forceinline__ u32 row_source(u32 i) const {
+        const u32 r = i * ROWS_AT_ONCE + threadIdx.x / PIECES_OF_ROW;
+        return r < rows ? source_of(row + r) : NONE;
+    }
+
+    __device__ __forceinline__ void load_boxes(u32 to, u64* barrier, u32 term) const {
+        if constexpr (MAJOR == Major::CHAIN) {
+            copy_box(to, *factor.map, barrier, term, row, matrix);
+        } else {
+#pragma unroll
+            for (u32 slab = 0; slab < EXTENT / SLAB_ROWS; slab++) {
+                copy_box(to + slab * SLAB_BYTES, *factor.map, barrier, row + slab * SLAB_ROWS, term, matrix);
+            }
+        }
+    }
+
+    // [EXTENT][chain]: eight neighbours copy a row.
+    __device__ __forceinline__ void copy_rows(u32 to, u32 term, u32 left) const {
+        const u32 piece = threadIdx.x % PIECES_OF_ROW;
+        const u32 bytes = bytes_of(piece * PIECE_BYTES / ELEMENT_BYTES, left);
+#pragma unroll UNROLL
+        for (u32 i = 0; i < TURNS; i++) {
+            const u32 r = i * ROWS_AT_ONCE + threadIdx.x / PIECES_OF_ROW;
+            const u32 source = KNOWN ? known[i] : row_source(i);
+            const u64 place = (u64(source) * factor.chain + term) * ELEMENT_BYTES + piece * PIECE_BYTES;
+            copy(to + swizzled(r * ROW_BYTES + piece * PIECE_BYTES), place, source == NONE ? 0 : bytes);
+        }
+    }
+
+    // [EXTENT / 64][chain][64]: eight neighbours copy 64 rows of one term.
+    __device__ __forceinline__ void copy_slabs(u32 to, u32 term, u32 left) const {
+        const u32 piece = threadIdx.x % PIECES_OF_ROW;
+#pragma unroll UNROLL
+        for (u32 i = 0; i < TILE_CHAIN / ROWS_AT_ONCE; i++) {
+            const u32 t = i * ROWS_AT_ONCE + threadIdx.x / PIECES_OF_ROW;
+            const u32 link = t < left ? source_of(term + t) : NONE;
+#pragma unroll UNROLL
+            for (u32 slab = 0; slab < EXTENT / SLAB_ROWS; slab++) {
+                const u32 r = row + slab * SLAB_ROWS + piece * PIECE_BYTES / ELEMENT_BYTES;
+                const u64 place = (u64(link) * factor.rows + r) * ELEMENT_BYTES;
+                const u32 at = slab * SLAB_BYTES + swizzled(t * ROW_BYTES + piece * PIECE_BYTES);
+                copy(to + at, place, link == NONE ? 0 : bytes_of(r, factor.rows));
+            }
+        }
+    }
+
+    // How much of a piece that starts at element `i` lies before element `end`.
+    static __device__ __forceinline__ u32 bytes_of(u32 i, u32 end) {
+        return i < end ? min((end - i) * ELEMENT_BYTES, PIECE_BYTES) : 0;
+    }
+
+    // A piece, of which `bytes` exist; the rest is zero.
+    __device__ __forceinline__ void copy(u32 to, u64 place, u32 bytes) const {
+        const u8* from = bytes > 0 ? elements + place : elements;
+        if constexpr (!STORES) {
+            copy_async_16(to, from, bytes);
+        } else {
+            u32 words[PIECE_BYTES / sizeof(u32)];
+#pragma unroll
+            for (u32 i = 0; i < PIECE_BYTES / sizeof(u32); i++) words[i] = word_of(from, i * sizeof(u32), bytes);
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
+                         "r"(words[2]), "r"(words[3])
+                         : "memory");
+        }
+    }
+
+    // The four bytes from `at` on, by elements.
+    static __device__ __forceinline__ u32 word_of(const u8* from, u32 at, u32 bytes) {
+        u32 word = 0;
+#pragma unroll
+        for (u32 i = 0; i < sizeof(u32); i += ELEMENT_BYTES) {
+            if (at + i < bytes) {
+                const u32 code = ELEMENT_BYTES == 1 ? u32(from[at + i]) : *reinterpret_cast<const u16*>(from + at + i);
+                word |= code << 8 * i;
+            }
+        }
+        return word;
+    }
+
+    const Factor factor;
+    const u8* elements;
+    u32 row;
+    u32 rows;
+    u32 matrix;
+    u32 known[TURNS];
+};
+
+constexpr Major A_MAJOR = A_CHAIN_LAST ? Major::CHAIN : Major::ROWS;
+constexpr Major B_MAJOR = B_CHAIN_LAST ? Major::CHAIN : Major::ROWS;
+using LoaderA = Loader<Load{A_LOAD}, A_MAJOR, a_gather_given, TILE_ROWS>;
+using LoaderB = Loader<Load{B_LOAD}, B_MAJOR, b_gather_given, TILE_COLUMNS>;
+
+// The producers. SCALES: `scales(stage, tile, term)` copies more into the stage, by all threads of the warpgroup.
+template <bool SCALES>
+struct Producers {
+    static constexpr bool COPIES = SCALES || LoaderA::COPIES || LoaderB::COPIES;
+    // One warp commands the copy engine; copies are the work of all four.
+    static constexpr u32 COUNT = COPIES ? WARPGROUP : LANES;
+    // Each says that its own writes are done, and when its copies are.
+    static constexpr u32 ARRIVALS = COUNT * (COPIES ? 2 : 1);
+
+    template <class Scales>
+    static __device__ __forceinline__ void run(const Given& given, Ring& ring, u32 tiles_at, Scales scales) {
+        if (threadIdx.x >= COUNT) return;
+        const Params& p = given.params;
+        LoaderA a({reinterpret_cast<const u8*>(given.a), given.a_gather, &given.maps[0], p.rows, p.chain, p.a_sources,
+                   false});
+        LoaderB b({reinterpret_cast<const u8*>(given.b), given.b_gather, &given.maps[1], p.columns, p.chain,
+                   p.b_sources, !RAGGED_CHAIN});
+        Tiles<TILE_ROWS, TILE_COLUMNS> tiles(given);
+        Place place;
+        Tile tile;
+        for (u64 index = blockIdx.x; tiles.find(index, tile); index += gridDim.x) {
+            a.begin(tile.group, tile.row, tile.rows);
+            b.begin(tile.group, tile.column, min(p.columns - tile.column, TILE_COLUMNS));
+            for (u32 done = 0; done < tile.terms; done += TILE_CHAIN) {
+                const u32 left = tile.terms - done, stage = place.stage;
+                u64* full = ring.full + stage;
+                barrier_wait(ring.empty + stage, place.parity ^ 1);
+                if (threadIdx.x == 0) barrier_expect(full, a.box_bytes(left) + b.box_bytes(left));
+                const u32 to = tiles_at + stage * STAGE_BYTES;
+                a.load(to, full, tile.first + done, left);
+                b.load(to + A_BYTES, full, tile.first + done, left);
+                scales(stage, tile, tile.first + done);
+                if constexpr (COPIES) barrier_arrive_after_copies(full);
+                if constexpr (LoaderA::STORES || LoaderB::STORES) fence_async();
+                barrier_arrive(full);
+                place.advance();
+            }
+        }
+        if constexpr (COPIES) copies_wait_all();
+    }
+};
+
+// Writes the 64 rows of a consumer warpgroup, from row `first` of the tile on.
+__device__ __forceinline__ void put_rows(const Given& given, const Tile& tile, u32 first,
+                                         const float (&d)[TILE_COLUMNS / 2]) {
+    const Params& p = given.params;
+    const bool pairs = pairs_aligned(given.out, p.columns);
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        const u32 r = first + row_in_group(half);
+        if (r >= tile.rows) continue;
+        const u64 row = out_place(p, tile.group, tile.row + r, 0);
+#pragma unroll
+        for (u32 i = 0; i < TILE_COLUMNS / 8; i++) {
+            const u32 c = tile.column + i * 8 + lane_id() % 4 * 2;
+            const float x = d[4 * i + 2 * half], y = d[4 * i + 2 * half + 1];
+            if (pairs) {
+                if (c < p.columns) put_pair(given.out, row + c, x, y);
+            } else {
+                if (c < p.columns) put(given.out, row + c, x);
+                if (c + 1 < p.columns) put(given.out, row + c + 1, y);
+            }
+        }
+    }
+}
