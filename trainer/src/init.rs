@@ -4,6 +4,7 @@
 //! rank holds it or in what order parameters are made. Experts are named one by one, as in a checkpoint.
 
 use dropless_core::numerics::philox::philox4x32;
+use rayon::prelude::*;
 
 use crate::config::single;
 
@@ -25,14 +26,17 @@ pub(crate) fn block(key: [u32; 2], index: u64) -> [u32; 4] {
 /// Element i is number i % 4 of block i / 4. A block's words w give `u = (w + 1/2) / 2^32` and, in pairs, by Box and
 /// Muller, `r = sqrt(-2 ln u0)`: `r cos(2 pi u1)` and `r sin(2 pi u1)`, in f64, times `std`, rounded to f32 once.
 pub fn normal(seed: u64, name: &str, std: f64, first: u64, out: &mut [f32]) {
+    const PIECE: usize = 1 << 16;
     let key = key(seed, name);
-    let mut at = (u64::MAX, [0.0f32; 4]);
-    for (element, out) in (first..).zip(out) {
-        if at.0 != element / 4 {
-            at = (element / 4, normals(block(key, element / 4), std));
+    out.par_chunks_mut(PIECE).enumerate().for_each(|(piece, out)| {
+        let mut at = (u64::MAX, [0.0f32; 4]);
+        for (element, out) in (first + (piece * PIECE) as u64..).zip(out) {
+            if at.0 != element / 4 {
+                at = (element / 4, normals(block(key, element / 4), std));
+            }
+            *out = at.1[(element % 4) as usize];
         }
-        *out = at.1[(element % 4) as usize];
-    }
+    });
 }
 
 fn normals(words: [u32; 4], std: f64) -> [f32; 4] {
@@ -59,8 +63,8 @@ mod tests {
 
     #[test]
     fn any_part_of_a_parameter_is_what_the_whole_has_there() {
-        let whole = sample(1, "lm_head.weight", 0, 50);
-        for (first, len) in [(0, 50), (1, 7), (3, 1), (4, 9), (49, 1)] {
+        let whole = sample(1, "lm_head.weight", 0, 200_000);
+        for (first, len) in [(0, 50), (1, 7), (3, 1), (4, 9), (49, 1), (65_535, 2), (3, 199_997)] {
             assert_eq!(sample(1, "lm_head.weight", first as u64, len), whole[first..first + len]);
         }
     }
