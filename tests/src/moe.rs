@@ -2,13 +2,13 @@
 //! any backend; and the same layer in f64.
 
 use dropless_core::host::{Host, HostOptions};
-use dropless_core::moe::{Moe, MoePolicy, MoeSaved, Recipe, Router};
+use dropless_core::moe::{Moe, MoeExperts, MoePolicy, MoeSaved, Recipe, Router};
 use dropless_core::nn::{Mlp, Tokens, Weight};
 use dropless_core::numerics::bf16;
 use dropless_core::numerics::philox::philox4x32;
 use dropless_core::numerics::reduce::tree;
 use dropless_core::ops::{Fill, Score};
-use dropless_core::{Backend, DType, Memory, NumericModel, Tensor};
+use dropless_core::{Backend, DType, Memory, NumericModel, Result, Tensor};
 
 /// A layer and its input, on all ranks together.
 #[derive(Clone, Debug)]
@@ -55,6 +55,8 @@ pub struct Problem {
     pub dy: f32,
     /// Selection bias.
     pub bias: Vec<f32>,
+    /// Names the random numbers of the input.
+    pub input: u32,
 }
 
 /// A small layer with everything in it.
@@ -81,6 +83,7 @@ pub fn problem() -> Problem {
         favourite: None,
         dy: 1.0,
         bias: vec![0.0; 8],
+        input: 1,
     }
 }
 
@@ -165,7 +168,7 @@ impl Problem {
 
     /// The layer's input.
     pub fn x(&self) -> Vec<f32> {
-        random(1, self.tokens() * self.h)
+        random(self.input, self.tokens() * self.h)
     }
 
     fn router_weight(&self) -> Vec<f32> {
@@ -219,8 +222,8 @@ impl Problem {
         }
     }
 
-    /// Forward and backward on one rank.
-    pub fn on_rank(&self, b: &dyn Backend) -> Outcome {
+    /// The layer and its operands on one rank.
+    pub fn operands(&self, b: &dyn Backend) -> Operands {
         let caps = b.caps();
         let sequences = self.sequences / caps.ranks;
         let tokens = Tokens::new(b, sequences, self.sequence, self.shards / caps.ranks).unwrap();
@@ -232,13 +235,74 @@ impl Problem {
         let (x, residual) = (part(self.x()), part(random(8, self.tokens() * self.h)));
         let dy = part(scaled(random(9, self.tokens() * self.h), self.dy));
         let counts = b.alloc(DType::U32, &[self.experts], Memory::Device).unwrap();
-        Fill { out: &counts, value: 0.0 }.run(b).unwrap();
         let experts = layer.prepare(b).unwrap();
+        let operands = Operands { layer, tokens, x, residual, dy, counts, experts, policy: self.policy };
+        operands.clear(b);
+        operands
+    }
+
+    /// Forward and backward on one rank.
+    pub fn on_rank(&self, b: &dyn Backend) -> Outcome {
+        let operands = self.operands(b);
+        let results = operands.queue(b).unwrap();
+        operands.outcome(b, &results)
+    }
+}
+
+/// A layer and its operands on one rank.
+#[derive(Debug)]
+pub struct Operands {
+    layer: Moe,
+    tokens: Tokens,
+    x: Tensor,
+    residual: Tensor,
+    dy: Tensor,
+    counts: Tensor,
+    experts: MoeExperts,
+    policy: MoePolicy,
+}
+
+/// What a pass forward and backward makes, besides the gradients of the weights.
+#[derive(Debug)]
+pub struct Results {
+    y: Tensor,
+    dx: Tensor,
+    ids: Tensor,
+    balance: Option<Tensor>,
+}
+
+impl Operands {
+    /// Replaces the input by that of another problem of the same shape, on one rank.
+    pub fn set_input(&self, b: &dyn Backend, problem: &Problem) {
+        let bytes: Vec<u8> = b.download(&put(b, self.x.dtype(), self.x.shape(), &problem.x())).unwrap();
+        b.write(&self.x, &bytes).unwrap();
+    }
+
+    /// Sets to zero what a pass adds to.
+    pub fn clear(&self, b: &dyn Backend) {
+        let shared = self.layer.shared.iter().flat_map(|mlp| [&mlp.gate_up.grad, &mlp.down.grad]);
+        let grads = [&self.layer.router.weight.grad, &self.layer.gate_up.grad, &self.layer.down.grad];
+        for out in grads.into_iter().chain(shared).chain([&self.counts]) {
+            Fill { out, value: 0.0 }.run(b).unwrap();
+        }
+    }
+
+    /// Queues forward and backward.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub fn queue(&self, b: &dyn Backend) -> Result<Results> {
+        let Operands { layer, tokens, x, residual, dy, counts, experts, policy } = self;
         let mut saved = MoeSaved::default();
-        let y = layer.forward(b, &tokens, &experts, &x, None, &residual, &counts, self.policy, &mut saved).unwrap();
-        let ids = b.download(saved.choice().unwrap().0).unwrap();
-        let balance = saved.balance_loss().map_or(Vec::new(), |t| b.download(t).unwrap());
-        let dx = layer.backward(b, &tokens, &experts, &x, &dy, saved).unwrap();
+        let y = layer.forward(b, tokens, experts, x, None, residual, counts, *policy, &mut saved)?;
+        let (ids, balance) = (saved.choice()?.0.clone(), saved.balance_loss().cloned());
+        let dx = layer.backward(b, tokens, experts, x, dy, saved)?;
+        Ok(Results { y, dx, ids, balance })
+    }
+
+    /// Waits, and reads what came out.
+    pub fn outcome(&self, b: &dyn Backend, results: &Results) -> Outcome {
+        let Operands { layer, tokens, counts, .. } = self;
         let shared = layer.shared.as_ref().map_or(Vec::new(), |m| {
             // Parts of gate_up and of down, shard by shard.
             let (g, d) = (get(b, &m.gate_up.grad), get(b, &m.down.grad));
@@ -251,18 +315,20 @@ impl Problem {
                 .collect()
         });
         Outcome {
-            y: get(b, &y),
-            dx: get(b, &dx),
+            y: get(b, &results.y),
+            dx: get(b, &results.dx),
             router: get(b, &layer.router.weight.grad),
             shared,
             gate_up: get(b, &layer.gate_up.grad),
             down: get(b, &layer.down.grad),
-            counts: b.download(&counts).unwrap(),
-            ids,
-            balance,
+            counts: b.download(counts).unwrap(),
+            ids: b.download(&results.ids).unwrap(),
+            balance: results.balance.as_ref().map_or(Vec::new(), |t| b.download(t).unwrap()),
         }
     }
+}
 
+impl Problem {
     /// Forward and backward on in-process ranks of the host.
     pub fn run(&self, ranks: usize) -> Outcome {
         let options = HostOptions { numerics: self.numerics, threads: self.threads, ..HostOptions::default() };

@@ -1,0 +1,123 @@
+//! What only the CUDA backend promises: work that is recorded once and run again, and memory that comes back.
+
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
+
+use dropless_core::host::{Host, HostOptions};
+use dropless_core::moe::Recipe;
+use dropless_core::ops::{Fill, Offload};
+use dropless_core::{Backend, DType, Error, Memory, Queue};
+use dropless_cuda::{Cuda, CudaOptions};
+use dropless_tests::moe::{Problem, problem};
+
+/// One rank, or None where there is no device and `DROPLESS_REQUIRE` does not name cuda.
+fn open() -> Option<Cuda> {
+    let required = std::env::var("DROPLESS_REQUIRE").is_ok_and(|names| names.split(',').any(|name| name == "cuda"));
+    match Cuda::new(&CudaOptions::default()) {
+        Err(Error::Unavailable { why, .. }) if !required => {
+            println!("skipped: {why}");
+            None
+        }
+        opened => Some(opened.unwrap()),
+    }
+}
+
+#[test]
+fn a_layer_is_recorded_once_and_run_with_other_routing() {
+    let Some(cuda) = open() else { return };
+    for recipe in [Recipe::F32, Recipe::Bf16, Recipe::Mxfp8, Recipe::Fp8Block] {
+        let base = Problem { recipe, ..problem() };
+        let operands = base.operands(&cuda);
+        // Kernels are loaded before the recording.
+        operands.queue(&cuda).unwrap();
+        let mut results = None;
+        let mut graph = cuda
+            .capture(|| {
+                // A copy to the host or a wait would fail here.
+                results = Some(operands.queue(&cuda)?);
+                Ok(())
+            })
+            .unwrap();
+        let results = results.unwrap();
+        let mut routings = Vec::new();
+        for input in [1, 21, 22, 23] {
+            let problem = Problem { input, ..base.clone() };
+            operands.set_input(&cuda, &problem);
+            operands.clear(&cuda);
+            graph.launch().unwrap();
+            let outcome = operands.outcome(&cuda, &results);
+            let host = Host::new(HostOptions::default()).unwrap();
+            assert_eq!(outcome.bits(), problem.on_rank(&host).bits(), "{recipe:?}, input {input}");
+            routings.push(outcome.ids);
+        }
+        routings.dedup();
+        assert_eq!(routings.len(), 4, "the inputs are routed alike");
+    }
+}
+
+#[test]
+fn a_read_cannot_be_recorded() {
+    let Some(cuda) = open() else { return };
+    let x = (&cuda as &dyn Backend).upload(DType::F32, &[1], &[1f32]).unwrap();
+    assert!(cuda.capture(|| cuda.read(&x, &mut [0; 4])).is_err());
+    // What was not recorded leaves the backend as it was.
+    Fill { out: &x, value: 2.0 }.run(&cuda).unwrap();
+    assert_eq!((&cuda as &dyn Backend).download::<f32>(&x).unwrap(), [2.0]);
+}
+
+#[test]
+fn steps_of_one_shape_take_no_new_memory() {
+    let Some(cuda) = open() else { return };
+    let base = problem();
+    let operands = base.operands(&cuda);
+    operands.queue(&cuda).unwrap();
+    let before = cuda.usage();
+    for _ in 0..3 {
+        operands.queue(&cuda).unwrap();
+        assert_eq!(cuda.usage(), before);
+    }
+}
+
+#[test]
+fn memory_that_is_not_there_is_an_error_and_not_the_end() {
+    let Some(cuda) = open() else { return };
+    let available = usize::try_from(cuda.caps().max_buffer_bytes).unwrap();
+    for bytes in [usize::MAX, available + 1, available] {
+        match cuda.alloc(DType::E4m3, &[bytes], Memory::Device) {
+            Err(Error::Capacity { needed, .. }) => assert_eq!(needed, bytes as u64),
+            other => panic!("{other:?}"),
+        }
+    }
+    // What other tensors left is used before memory is refused.
+    let half = available / 2;
+    for _ in 0..3 {
+        let x = cuda.alloc(DType::E4m3, &[half], Memory::Device).unwrap();
+        Fill { out: &cuda.alloc(DType::U32, &[half / 16], Memory::Device).unwrap(), value: 1.0 }.run(&cuda).unwrap();
+        drop(x);
+        drop(cuda.alloc(DType::E4m3, &[half + half / 4], Memory::Device).unwrap());
+    }
+    cuda.wait().unwrap();
+}
+
+/// Memory changes hands between streams while copies are under way.
+#[test]
+fn an_offloaded_tensor_comes_back_whole() {
+    let Some(cuda) = open() else { return };
+    let backend: &dyn Backend = &cuda;
+    let n = 1 << 22;
+    let mut kept = Vec::new();
+    for round in 0..8u8 {
+        let x = backend.alloc(DType::F32, &[n], Memory::Device).unwrap();
+        Fill { out: &x, value: f32::from(round) }.run(backend).unwrap();
+        let host = backend.alloc(DType::F32, &[n], Memory::Host).unwrap();
+        backend.wait_for(Queue::Offload, &backend.record(Queue::Compute).unwrap()).unwrap();
+        Offload { from: &x, to: &host }.run(backend).unwrap();
+        kept.push(host);
+        // x is free here, and the next round gets its memory.
+    }
+    for (round, host) in (0..8u8).zip(&kept) {
+        let x = backend.alloc(DType::F32, &[n], Memory::Device).unwrap();
+        Offload { from: host, to: &x }.run(backend).unwrap();
+        backend.wait_for(Queue::Compute, &backend.record(Queue::Offload).unwrap()).unwrap();
+        assert!(backend.download::<f32>(&x).unwrap().iter().all(|&v| v == f32::from(round)), "round {round}");
+    }
+}
