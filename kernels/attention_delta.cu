@@ -3,6 +3,7 @@
 // d_out, out [tokens, heads * v_dim], delta [tokens, heads].
 
 extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_delta(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u64 row = static_cast<u64>(blockIdx.x) * WARPS + threadIdx.x / LANES;
     if (row >= static_cast<u64>(p.batch) * p.sequence * p.heads) return;

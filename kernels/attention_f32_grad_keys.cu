@@ -7,6 +7,7 @@
 // Shared memory of a warp: probabilities and gradients of scores [32] each, k, d_k [qk_dim] each, v, d_v [v_dim] each.
 
 extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_grad_keys(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u32 warp = threadIdx.x / LANES, lane = lane_id();
     const u64 i = static_cast<u64>(blockIdx.x) * WARPS + warp;

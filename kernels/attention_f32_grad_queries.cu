@@ -7,6 +7,7 @@
 // Shared memory of a warp: gradients of scores [128], q [qk_dim], d_out [v_dim], d_q [qk_dim].
 
 extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_grad_queries(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u32 warp = threadIdx.x / LANES, lane = lane_id();
     const u64 i = static_cast<u64>(blockIdx.x) * WARPS + warp;

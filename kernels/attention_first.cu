@@ -4,6 +4,7 @@
 // start [batch * sequence], first [batch, blocks].
 
 extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_first(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u32 i = blockIdx.x * WARPS + threadIdx.x / LANES, lane = lane_id();
     if (i >= p.batch * p.blocks) return;

@@ -62,6 +62,7 @@ struct Softmax {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u32 heads = p.batch * p.heads, row_tiles = (p.sequence + Q_ROWS - 1) / Q_ROWS;
     // The rows that see most come first.

@@ -32,6 +32,7 @@ struct Place {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_keys(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u32 pairs = p.batch * p.kv_heads, members = p.heads / p.kv_heads;
     // The keys that most rows see come first.

@@ -17,6 +17,7 @@ constexpr u32 K_BYTES = tile_bytes(BLOCK, QK), V_BYTES = tile_bytes(BLOCK, V);
 extern __shared__ __align__(1024) u8 shared[];
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_queries(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u32 heads = p.batch * p.heads, row_tiles = (p.sequence + ROWS - 1) / ROWS;
     // The rows that see most come first.

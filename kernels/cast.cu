@@ -1,6 +1,7 @@
 // Conversion between float types: NUMERICS.md, "Row-wise ops". A thread has a run.
 
 extern "C" __global__ void __launch_bounds__(128) cast(const __grid_constant__ Given given) {
+    begin(given);
     const u64 elements = u64(given.params.rows) * given.params.columns, i = thread_index() * RUN;
     if (i >= elements) {
         return;

@@ -6,6 +6,7 @@ constexpr u32 TILE = 1024;
 __shared__ float tile[TILE];
 
 extern "C" __global__ void __launch_bounds__(128) clip_scale(const __grid_constant__ Given given) {
+    begin(given);
     const u32 squares = given.params.squares;
     float sum = 0.0f;
     for (u32 first = 0; first < squares; first += TILE) {

@@ -79,6 +79,7 @@ __device__ __forceinline__ void combine_row(const Given& given, u64 row, const L
 }
 
 extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u32 row = blockIdx.x, token = row % p.window_period;
     if (token < p.window_begin || token >= p.window_end) {

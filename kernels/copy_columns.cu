@@ -1,6 +1,7 @@
 // Some columns of every row to other columns of another tensor. A thread has a run.
 
 extern "C" __global__ void __launch_bounds__(128) copy_columns(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const Place place = place_of(thread_index(), p.width);
     if (place.row >= p.rows) {

@@ -123,6 +123,7 @@ __device__ __forceinline__ void row_of_logits(const Given& given) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) cross_entropy(const __grid_constant__ Given given) {
+    begin(given);
     if (vectors(given.params.columns, given.logits, given.d_logits)) {
         row_of_logits<true>(given);
     } else {

@@ -91,6 +91,7 @@ __device__ __forceinline__ void add_gradients(const Given& given, const u32* ids
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) embedding_grad(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u32 slices = (p.columns + THREADS * RUN - 1) / (THREADS * RUN);
     const u32 token = blockIdx.x / slices, group = token / p.group_tokens, place = token % p.group_tokens;

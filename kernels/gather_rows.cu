@@ -1,6 +1,7 @@
 // Rows by index; a row without one stays as it is, and so does one whose index lies outside. A thread has a run.
 
 extern "C" __global__ void __launch_bounds__(128) gather_rows(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const Place place = place_of(thread_index(), p.columns);
     if (place.row >= p.rows) {

@@ -24,6 +24,7 @@ __device__ __forceinline__ void key_value_run(const Given& given, u64 head, u32 
 }
 
 extern "C" __global__ void __launch_bounds__(128) mla_key_value(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u32 runs = runs_of(p.nope) + runs_of(p.rope) + runs_of(p.v);
     const u64 head = thread_index() / runs;

@@ -48,6 +48,7 @@ __device__ __forceinline__ void token_run(const Given& given, u64 token, u32 run
 }
 
 extern "C" __global__ void __launch_bounds__(128) mla_key_value_grad(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u32 runs = p.heads * (runs_of(p.nope) + runs_of(p.v)) + runs_of(p.rope);
     const u64 token = thread_index() / runs;

@@ -32,6 +32,7 @@ __device__ __forceinline__ void norm_row(const Given& given, u64 row, u32 lane) 
 }
 
 extern "C" __global__ void __launch_bounds__(128) rms_norm(const __grid_constant__ Given given) {
+    begin(given);
     const bool vector = vectors(given.params.columns, given.x, given.weight, given.out);
     const u32 lane = lane_id();
     for (u64 row = warp_index(); row < given.params.rows; row += warp_count()) {

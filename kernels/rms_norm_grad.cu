@@ -40,6 +40,7 @@ __device__ __forceinline__ void grad_row(const Given& given, u64 row, u32 lane) 
 }
 
 extern "C" __global__ void __launch_bounds__(128) rms_norm_grad(const __grid_constant__ Given given) {
+    begin(given);
     const bool vector = vectors(given.params.columns, given.dy, given.x, given.weight, given.residual, given.dx);
     const u32 lane = lane_id();
     for (u64 row = warp_index(); row < given.params.rows; row += warp_count()) {

@@ -20,6 +20,7 @@ __device__ __forceinline__ void sum_block(const Given& given, Place place) {
 }
 
 extern "C" __global__ void __launch_bounds__(128) rms_norm_grad_weight(const __grid_constant__ Given given) {
+    begin(given);
     const Place place = place_of(thread_index(), given.params.columns);
     if (place.row >= given.params.blocks) {
         return;

@@ -21,6 +21,7 @@ __device__ __forceinline__ void rotate_halves(const Given& given, Place place) {
 }
 
 extern "C" __global__ void __launch_bounds__(128) rotary(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     // A row is a head of a token.
     const Place place = place_of(thread_index(), p.half);

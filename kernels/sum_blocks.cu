@@ -2,6 +2,7 @@
 // of a group.
 
 extern "C" __global__ void __launch_bounds__(128) sum_blocks(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u64 i = thread_index();
     if (i >= u64(p.groups) * p.columns) {

@@ -16,6 +16,7 @@ __device__ __forceinline__ void swiglu_run(const Given& given, Place place) {
 }
 
 extern "C" __global__ void __launch_bounds__(128) swiglu(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const Place place = place_of(thread_index(), p.width);
     if (place.row >= p.rows || (limit_given && place.row >= *given.limit)) {

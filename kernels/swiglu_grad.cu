@@ -33,6 +33,7 @@ __device__ __forceinline__ void grad_row(const Given& given, u64 row, u32 lane) 
 }
 
 extern "C" __global__ void __launch_bounds__(128) swiglu_grad(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u32 rows = limit_given ? min(p.rows, *given.limit) : p.rows, lane = lane_id();
     const bool vector = vectors(p.width, given.gate_up, given.d_out, given.d_gate_up);

@@ -23,7 +23,7 @@ pub struct CudaOptions {
     pub device: usize,
     /// How long a rank waits for the others in a collective before it fails.
     pub timeout: Duration,
-    /// Wait after every launch, so that a failure names the op that caused it. For finding faults; slow.
+    /// Wait after every launch, so that a failure shows at the call that caused it. For finding faults; slow.
     pub synchronous: bool,
 }
 

@@ -13,6 +13,7 @@ use crate::graph::Capture;
 use crate::jit::Jit;
 use crate::kernel::Variant;
 use crate::memory::{self, Pool};
+use crate::progress::Progress;
 
 /// What `dropless doctor` says of a device.
 #[derive(Clone, Debug)]
@@ -81,10 +82,11 @@ pub(crate) struct Gpu {
     pub(crate) memory_bytes: u64,
     /// Streaming multiprocessors: the blocks of a persistent grid.
     pub(crate) multiprocessors: u32,
-    /// Whether every launch waits for its end, so that a failure names the op that caused it.
+    /// Whether every launch waits for its end, so that a failure shows at the call that caused it.
     synchronous: bool,
     functions: RwLock<HashMap<Variant, Arc<Function>>>,
     jit: Jit,
+    pub(crate) progress: Progress,
     compute: Stream,
     comm: Stream,
     offload: Stream,
@@ -116,6 +118,7 @@ impl Gpu {
             synchronous,
             functions: RwLock::default(),
             jit,
+            progress: Progress::new()?,
             compute: Stream::new()?,
             comm: Stream::new()?,
             offload: Stream::new()?,
@@ -146,12 +149,22 @@ impl Gpu {
 
     /// Waits for every stream.
     pub(crate) fn synchronize(&self, op: &'static str) -> Result<()> {
-        [Queue::Compute, Queue::Comm, Queue::Offload].into_iter().try_for_each(|q| self.stream(q).synchronize(op))
+        [Queue::Compute, Queue::Comm, Queue::Offload].into_iter().try_for_each(|queue| self.wait(op, queue))
+    }
+
+    /// Waits for a stream. A failure names the op that was running there.
+    pub(crate) fn wait(&self, op: &'static str, queue: Queue) -> Result<()> {
+        self.stream(queue).synchronize(op).map_err(|error| match (error, self.progress.running(queue)) {
+            (Error::Device { backend, what, .. }, Some(running)) => {
+                Error::Device { backend, op: running, what: format!("{what}, noticed by {op}") }
+            }
+            (error, _) => error,
+        })
     }
 
     /// After a launch: in the synchronous mode, waits for it.
     pub(crate) fn launched(&self, op: &'static str, queue: Queue) -> Result<()> {
-        if self.synchronous && self.capture.lock().is_none() { self.stream(queue).synchronize(op) } else { Ok(()) }
+        if self.synchronous && self.capture.lock().is_none() { self.wait(op, queue) } else { Ok(()) }
     }
 
     /// Where new tensors come from.

@@ -2,8 +2,8 @@
 //! tensor is declared once.
 //!
 //! A kernel `name` lies in `kernels/name.cu` and has one parameter, `Given`: its tensor maps, one pointer for each tensor
-//! (to the first element of the view, null if it is absent) and its `Params`. A constant `x_given` says whether the
-//! tensor x is there.
+//! (to the first element of the view, null if it is absent), its `Params`, and what [`crate::progress`] needs. A constant
+//! `x_given` says whether the tensor x is there. The first thing a kernel does is `begin(given)`.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -180,7 +180,7 @@ impl Variant {
             let constness = if binding.written { "" } else { "const " };
             let _ = writeln!(fields, "    {constness}{element}* {name};");
         }
-        let _ = writeln!(text, "struct Given {{\n{fields}    Params params;\n}};");
+        let _ = writeln!(text, "struct Given {{\n{fields}    unsigned* begun;\n    Params params;\n    unsigned launch;\n}};");
         for file in self.kernel.files {
             text.push_str(file);
             text.push('\n');
@@ -218,7 +218,7 @@ impl Gpu {
 
     /// Queues a run.
     pub(crate) fn launch_on(self: &Arc<Self>, queue: Queue, launch: Launch<'_>) -> Result<()> {
-        let Launch { kernel, tensors, constants, params, maps, blocks, threads, shared } = launch;
+        let Launch { kernel, tensors, constants, mut params, maps, blocks, threads, shared } = launch;
         let op = kernel.name;
         let types: Vec<_> = tensors.iter().map(|tensor| tensor.map(Tensor::dtype)).collect();
         debug_assert!(
@@ -241,6 +241,9 @@ impl Gpu {
             let address = |tensor| memory::addresses(op, self, tensor, queue).map(|range| range.start);
             arguments.push(tensor.map_or(Ok(0), address)?);
         }
+        let (begun, number) = self.progress.launch(op, queue);
+        arguments.push(begun);
+        params.push(number);
         let pair = |words: &[u32]| u64::from(words[0]) | u64::from(*words.get(1).unwrap_or(&0)) << 32;
         arguments.extend(params.chunks(2).map(pair));
         // The end of a struct is padded to its alignment.

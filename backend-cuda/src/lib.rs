@@ -15,6 +15,7 @@ mod jit;
 mod kernel;
 mod memory;
 mod ops;
+mod progress;
 
 pub use backend::{Cuda, CudaOptions};
 pub use device::{DeviceReport, devices, usable};

@@ -197,7 +197,7 @@ pub(crate) fn write(op: &'static str, gpu: &Arc<Gpu>, tensor: &Tensor, bytes: &[
     // SAFETY: the view lies inside its buffer. The driver has read pageable memory when the call returns.
     unsafe { driver::copy(op, gpu.stream(Queue::Compute), to.start, bytes.as_ptr() as Address, bytes.len()) }?;
     // A copy within the host is made by the driver at some time.
-    if tensor.memory() == Memory::Host { gpu.stream(Queue::Compute).synchronize(op) } else { Ok(()) }
+    if tensor.memory() == Memory::Host { gpu.wait(op, Queue::Compute) } else { Ok(()) }
 }
 
 /// Waits for the compute stream, and copies a tensor's bytes out.
@@ -208,7 +208,7 @@ pub(crate) fn read(op: &'static str, gpu: &Arc<Gpu>, tensor: &Tensor, bytes: &mu
     let stream = gpu.stream(Queue::Compute);
     // SAFETY: the view lies inside its buffer; `bytes` is the caller's until the stream is done.
     unsafe { driver::copy(op, stream, bytes.as_mut_ptr() as Address, from.start, bytes.len()) }?;
-    stream.synchronize(op)
+    gpu.wait(op, Queue::Compute)
 }
 
 /// Host memory is written by the offload stream, which no one orders with a caller's read or write.

@@ -39,6 +39,14 @@ fn registers_matter(kernel: &Kernel) -> bool {
 }
 
 #[test]
+fn every_kernel_says_that_it_has_begun() {
+    for (kernel, _) in ALL {
+        let own = kernel.files.last().expect("a file of its own");
+        assert!(own.contains("Given given) {\n    begin(given);\n"), "{}", kernel.name);
+    }
+}
+
+#[test]
 fn every_kernel_compiles_without_a_warning_and_products_without_a_spill() {
     for_each_architecture(|architecture| {
         let jit = Jit::with_cache(architecture, None).unwrap();
