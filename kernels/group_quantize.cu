@@ -121,6 +121,7 @@ __device__ __forceinline__ void store_codes(u8* at, uint2 codes, u32 count) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     group_quantize(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u32 tiles_across = blocks_of(p.columns, COLUMNS), row_blocks = blocks_of(p.columns, BLOCK);
     const u32 tile = blockIdx.x / tiles_across, across = blockIdx.x % tiles_across;

@@ -2,6 +2,7 @@
 // integer maximum of magnitudes does not depend on the order.
 
 extern "C" __global__ void __launch_bounds__(256) group_quantize_amax(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     u32 rows = p.rows;
     if constexpr (offsets_given) {

@@ -1,6 +1,7 @@
 // How many tokens of a thread block's go to each rank: the first pass of a stable counting sort.
 
 extern "C" __global__ void __launch_bounds__(THREADS) route_plan_count(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     __shared__ u32 counts[WARPS][LANES];
     for (u32 base = 0; base < p.ranks; base += LANES) {

@@ -59,6 +59,7 @@ __device__ __forceinline__ void balance(const Given& given, u64 token, const flo
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * LANES) route_top_k_grad(const __grid_constant__ Given given) {
+    begin(given);
     const Params& p = given.params;
     const u64 token = u64(blockIdx.x) * WARPS + threadIdx.x / LANES;
     if (token >= p.tokens) {

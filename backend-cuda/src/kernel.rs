@@ -180,7 +180,10 @@ impl Variant {
             let constness = if binding.written { "" } else { "const " };
             let _ = writeln!(fields, "    {constness}{element}* {name};");
         }
-        let _ = writeln!(text, "struct Given {{\n{fields}    unsigned* begun;\n    Params params;\n    unsigned launch;\n}};");
+        let _ = writeln!(
+            text,
+            "struct Given {{\n{fields}    unsigned* begun;\n    Params params;\n    unsigned launch;\n}};"
+        );
         for file in self.kernel.files {
             text.push_str(file);
             text.push('\n');
