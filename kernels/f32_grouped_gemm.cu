@@ -2,5 +2,6 @@
 // simt_grouped_gemm.cuh.
 
 extern "C" __global__ void __launch_bounds__(SIMT_THREADS, 2) f32_grouped_gemm(const __grid_constant__ Given given) {
+    begin(given);
     simt_grouped_gemm(given);
 }

@@ -58,6 +58,7 @@ __device__ __forceinline__ void consume(const Given& given, Ring& ring, u32 tile
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) sm90_bf16_grouped_gemm(const __grid_constant__ Given given) {
+    begin(given);
     __shared__ Ring ring;
     const u32 tiles_at = ring_base();
     if (threadIdx.x == 0) ring.init(Producers<false>::ARRIVALS);
@@ -76,6 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sm90_bf16_grouped_gemm(
 // Other chips compute the model F32.
 extern "C" __global__ void __launch_bounds__(SIMT_THREADS, 2)
     sm90_bf16_grouped_gemm(const __grid_constant__ Given given) {
+    begin(given);
     simt_grouped_gemm(given);
 }
 

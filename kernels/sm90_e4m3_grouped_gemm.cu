@@ -71,6 +71,7 @@ __device__ __forceinline__ void consume(const Given& given, Ring& ring, const Sc
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) sm90_e4m3_grouped_gemm(const __grid_constant__ Given given) {
+    begin(given);
     __shared__ Ring ring;
     __shared__ Scales scales;
     const u32 tiles_at = ring_base();
@@ -92,6 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sm90_e4m3_grouped_gemm(
 // Other chips compute the model F32.
 extern "C" __global__ void __launch_bounds__(SIMT_THREADS, 2)
     sm90_e4m3_grouped_gemm(const __grid_constant__ Given given) {
+    begin(given);
     simt_grouped_gemm(given);
 }
 
