@@ -91,7 +91,7 @@ fn memory_that_is_not_there_is_an_error_and_not_the_end() {
     let half = available / 2;
     for _ in 0..3 {
         let x = cuda.alloc(DType::E4m3, &[half], Memory::Device).unwrap();
-        Fill { out: &cuda.alloc(DType::U32, &[half / 16], Memory::Device).unwrap(), value: 1.0 }.run(&cuda).unwrap();
+        Fill { out: &cuda.alloc(DType::F32, &[half / 16], Memory::Device).unwrap(), value: 1.0 }.run(&cuda).unwrap();
         drop(x);
         drop(cuda.alloc(DType::E4m3, &[half + half / 4], Memory::Device).unwrap());
     }
