@@ -5,9 +5,13 @@
 //! | 0 | done |
 //! | 1 | `verify` found a tensor past its bound, or `bisect` an op with other bits |
 //! | 2 | nothing done, or not all: one line on the error output says why |
+//!
+//! `launch` ends with the code of the first rank that failed, or 128 + the number of the signal that ended it.
 
 mod bisect;
 mod doctor;
+#[cfg(unix)]
+mod launch;
 mod runs;
 mod train;
 
@@ -54,6 +58,9 @@ enum Command {
     Doctor,
     /// Measure the speed of a backend's ops
     Bench(BenchArgs),
+    /// Start a process for each GPU of this machine, with the variables that torchrun would set
+    #[cfg(unix)]
+    Launch(launch::LaunchArgs),
 }
 
 /// Where to compute. None of it changes a bit.
@@ -246,6 +253,8 @@ fn dispatch(command: Command) -> Result<ExitCode> {
             let options = machine.options(PathBuf::new(), false)?;
             bench::run(&options, &mut std::io::stdout())?;
         }
+        #[cfg(unix)]
+        Command::Launch(args) => return launch::run(&args),
     }
     Ok(ExitCode::SUCCESS)
 }
