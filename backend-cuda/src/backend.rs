@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dropless_core::backend::EventState;
+use dropless_core::backend::{EventState, expert_ranks};
 use dropless_core::ops::{AllToAll, Attention, GroupQuantize, GroupedGemm, Map, Offload, Route};
 use dropless_core::{Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor};
 
 use crate::BACKEND;
+use crate::comm::{Comm, Exchange, World};
 use crate::device::Gpu;
 use crate::driver;
 use crate::graph::Graph;
 use crate::memory;
-use crate::ops::{attention, group_quantize, grouped_gemm, map, route};
+use crate::ops::{all_to_all, attention, group_quantize, grouped_gemm, map, route};
 
 /// How a [`Cuda`] is opened.
 #[derive(Clone, Debug)]
@@ -21,7 +22,14 @@ pub struct CudaOptions {
     pub numerics: NumericModel,
     /// Index of the device.
     pub device: usize,
-    /// How long a rank waits for the others in a collective before it fails.
+    /// This process among those of a job; None for a single rank.
+    pub world: Option<World>,
+    /// Ranks that share one set of experts; all of them if None.
+    pub expert_ranks: Option<usize>,
+    /// How rows travel between the ranks.
+    pub exchange: Exchange,
+    /// The longest that the ranks wait for each other. When one fails, is gone or does not come, all of them have failed
+    /// within this time. A process that cannot, because a call of a driver does not return, is ended with code 1.
     pub timeout: Duration,
     /// Wait after every launch, so that a failure shows at the call that caused it. For finding faults; slow.
     pub synchronous: bool,
@@ -32,6 +40,9 @@ impl Default for CudaOptions {
         CudaOptions {
             numerics: NumericModel::Hopper,
             device: 0,
+            world: None,
+            expert_ranks: None,
+            exchange: Exchange::Auto,
             timeout: Duration::from_secs(60),
             synchronous: std::env::var_os("DROPLESS_CUDA_SYNC").is_some(),
         }
@@ -42,32 +53,37 @@ impl Default for CudaOptions {
 #[derive(Debug)]
 pub struct Cuda {
     caps: Caps,
+    comm: Comm,
     gpu: Arc<Gpu>,
 }
 
 impl EventState for driver::Event {}
 
 impl Cuda {
-    /// One rank.
+    /// One rank; waits for the others of its job.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when there is no such device, it is not of compute capability 9.0, or a library is missing.
+    /// [`Error::Unavailable`] when there is no such device, it is not of compute capability 9.0, or a library is missing;
+    /// [`Error::Argument`] when the ranks that share experts do not divide all ranks; [`Error::Collective`] when the ranks
+    /// do not come together.
     pub fn new(options: &CudaOptions) -> Result<Cuda> {
         if options.numerics == NumericModel::Blackwell {
             let why = "the Blackwell model needs another card; use the host".into();
             return Err(Error::Unavailable { backend: BACKEND, why });
         }
         let gpu = Gpu::open(options.device, options.synchronous)?;
+        let (rank, ranks) = options.world.as_ref().map_or((0, 1), |world| (world.rank, world.ranks));
         let caps = Caps {
             backend: BACKEND,
             device: gpu.name.clone(),
             numerics: options.numerics,
-            rank: 0,
-            ranks: 1,
-            expert_ranks: 1,
+            rank,
+            ranks,
+            expert_ranks: expert_ranks(ranks, options.expert_ranks)?,
             max_buffer_bytes: gpu.memory_bytes,
         };
-        Ok(Cuda { caps, gpu })
+        let comm = Comm::open(&gpu, &caps, options.world.as_ref(), options.exchange, options.timeout)?;
+        Ok(Cuda { caps, comm, gpu })
     }
 
     /// Records what `work` queues on this backend, without running it. The recorded work reads and writes the tensors
@@ -111,12 +127,17 @@ impl Backend for Cuda {
     fn read(&self, src: &Tensor, bytes: &mut [u8]) -> Result<()> {
         const OP: &str = "read";
         same_length(OP, src, bytes.len())?;
-        memory::read(OP, &self.gpu, src, bytes)
+        let read = memory::read(OP, &self.gpu, src, bytes);
+        // A collective that failed is the reason of whatever else did.
+        self.comm.check(OP)?;
+        read
     }
 
     fn wait(&self) -> Result<()> {
-        self.gpu.bind("wait")?;
-        self.gpu.synchronize("wait")
+        const OP: &str = "wait";
+        let waited = self.gpu.bind(OP).and_then(|()| self.gpu.synchronize(OP));
+        self.comm.check(OP)?;
+        waited
     }
 
     fn record(&self, queue: Queue) -> Result<Event> {
@@ -141,7 +162,7 @@ impl Backend for Cuda {
     }
 
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
-        self.gpu.copy("all_to_all", op.send, op.recv, Queue::Comm)
+        all_to_all::run(&self.gpu, &self.comm, op)
     }
 
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {

@@ -134,6 +134,10 @@ impl Gpu {
         self.context.bind(op)
     }
 
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
     pub(crate) fn stream(&self, queue: Queue) -> &Stream {
         match queue {
             Queue::Compute => &self.compute,

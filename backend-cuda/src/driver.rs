@@ -80,6 +80,33 @@ impl Drop for Context {
     }
 }
 
+/// What tells devices apart, whatever their index in a process.
+pub(crate) type Uuid = [u8; 16];
+
+/// The identity of a device.
+pub(crate) fn uuid(device: sys::CUdevice) -> Result<Uuid> {
+    Ok(bytemuck::cast(result::device::get_uuid(device).during("open")?.bytes))
+}
+
+/// Whether `context`'s device can map memory of the device with this identity. No, where this process does not see it.
+pub(crate) fn reaches(context: &Context, other: &Uuid) -> Result<bool> {
+    const OP: &str = "open";
+    if context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)? == 0
+    {
+        return Ok(false);
+    }
+    for ordinal in 0..result::device::get_count().during(OP)? {
+        let device = result::device::get(ordinal).during(OP)?;
+        if uuid(device)? == *other {
+            let mut reaches = 0;
+            // SAFETY: both devices exist.
+            unsafe { sys::cuDeviceCanAccessPeer(&mut reaches, context.device, device) }.result().during(OP)?;
+            return Ok(reaches != 0);
+        }
+    }
+    Ok(false)
+}
+
 /// A queue of the device.
 #[derive(Debug)]
 pub(crate) struct Stream(pub(crate) sys::CUstream);

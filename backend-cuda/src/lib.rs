@@ -8,6 +8,7 @@
 #![allow(dead_code, unused_macros, unused_imports, reason = "until every op is there")]
 
 mod backend;
+mod comm;
 mod device;
 mod driver;
 mod graph;
@@ -18,6 +19,7 @@ mod ops;
 mod progress;
 
 pub use backend::{Cuda, CudaOptions};
+pub use comm::{Exchange, World};
 pub use device::{DeviceReport, devices, usable};
 pub use graph::Graph;
 

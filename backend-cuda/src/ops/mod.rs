@@ -1,5 +1,6 @@
 //! The ops: one file each beside the kernel of the same name, and the table of all kernels.
 
+pub(crate) mod all_to_all;
 pub(crate) mod attention;
 pub(crate) mod group_quantize;
 pub(crate) mod grouped_gemm;
@@ -15,6 +16,10 @@ pub(crate) use kernels_test::for_each_architecture;
 /// Every kernel of the backend, with constants to compile it under.
 #[cfg(test)]
 pub(crate) static ALL: &[(&crate::kernel::Kernel, &[&[u32]])] = &[
+    (&all_to_all::ANNOUNCE, &[crate::comm::VALUES]),
+    (&all_to_all::POST, &[crate::comm::VALUES]),
+    (&all_to_all::PULL, &[crate::comm::VALUES]),
+    (&all_to_all::UNPACK, &[crate::comm::VALUES]),
     (&attention::DELTA, &[&[4]]),
     (&attention::FIRST, &[&[4, 64]]),
     (&attention::chains::FORWARD, &[&[4, 64, 128]]),

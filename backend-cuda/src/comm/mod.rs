@@ -1,0 +1,336 @@
+//! Several processes with a device each.
+//!
+//! [`World`] says which process this is, `control` connects the processes, and the [`Comm`] of a device has a [`Channel`]
+//! for each group of ranks: through memory that the members map into each other where their devices reach that far, else
+//! through NCCL. `watchdog` ends all ranks when one fails.
+
+mod board;
+mod control;
+#[cfg(target_os = "linux")]
+mod descriptors;
+mod nccl;
+#[cfg(target_os = "linux")]
+mod shared_memory;
+mod watchdog;
+#[cfg(target_os = "linux")]
+mod windows;
+mod world;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dropless_core::{Caps, Error, Group, Queue, Result, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::device::Gpu;
+use crate::driver;
+pub(crate) use board::{Board, HEADER, NAMES, VALUES};
+use board::{FAULT_CAPACITY, FAULT_OVERFLOW, FAULT_ROW_BYTES, FAULT_ROWS, Fault};
+use control::{Control, Ended};
+pub(crate) use nccl::{Communicator, Transfer};
+use watchdog::{Watchdog, Watched};
+#[cfg(target_os = "linux")]
+pub(crate) use windows::Windows;
+pub use world::World;
+
+const OP: &str = "all_to_all";
+const BOOTSTRAP: &str = "bootstrap";
+
+/// How rows travel between the processes of a group. The bytes are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Exchange {
+    /// Through mapped memory if all devices of the group reach each other, else through NCCL.
+    #[default]
+    Auto,
+    /// Through NCCL.
+    Nccl,
+    /// Through mapped memory.
+    Peer,
+}
+
+/// A rank's connections to the others.
+#[derive(Debug)]
+pub(crate) struct Comm {
+    gpu: Arc<Gpu>,
+    rank: usize,
+    timeout: Duration,
+    /// None for a single rank. Goes before the channels, which it watches.
+    ties: Option<Ties>,
+    /// In the order of [`Group::ALL`].
+    channels: [Arc<Channel>; 3],
+}
+
+#[derive(Debug)]
+struct Ties {
+    watchdog: Watchdog,
+    control: Arc<Control>,
+}
+
+/// A rank's connections to the members of a group.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    group: Group,
+    members: Vec<usize>,
+    /// This rank among the members.
+    pub(crate) place: usize,
+    pub(crate) path: Path,
+    pub(crate) board: Board,
+    /// The words on the device that order its kernels.
+    pub(crate) state: Tensor,
+}
+
+/// How a group exchanges rows.
+#[derive(Debug)]
+pub(crate) enum Path {
+    /// This rank is its only member.
+    Alone,
+    Nccl(Communicator),
+    #[cfg(target_os = "linux")]
+    Peer(Windows),
+}
+
+/// What every rank tells all others at the start.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Facts {
+    /// What the processes of one machine, and no others, have in common.
+    machine: String,
+    device: driver::Uuid,
+    exchange: Exchange,
+    expert_ranks: usize,
+    nccl: bool,
+}
+
+impl Comm {
+    /// Connects the ranks of a job; waits for all of them.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] when they do not come together, or do not belong together.
+    pub(crate) fn open(
+        gpu: &Arc<Gpu>,
+        caps: &Caps,
+        world: Option<&World>,
+        exchange: Exchange,
+        timeout: Duration,
+    ) -> Result<Comm> {
+        let connect = |world| -> Result<(Ties, Links)> {
+            nccl::avoid_multicast();
+            let control = Arc::new(Control::connect(world, timeout)?);
+            let watchdog = Watchdog::new(caps.rank, control.clone(), timeout);
+            let links = Links::find(gpu, caps, &control, exchange, timeout)?;
+            Ok((Ties { watchdog, control }, links))
+        };
+        let connected = world.filter(|world| world.ranks > 1).map(connect).transpose()?;
+        let mut channels: Vec<Arc<Channel>> = Vec::new();
+        for group in Group::ALL {
+            let members: Vec<usize> = caps.members(group).collect();
+            // Groups of the same ranks share what connects them.
+            if let Some(same) = channels.iter().find(|channel| channel.members == members).cloned() {
+                channels.push(same);
+                continue;
+            }
+            let place = caps.place(group);
+            let path = match &connected {
+                Some((ties, links)) if members.len() > 1 => links.path(gpu, &ties.control, &members, place, timeout)?,
+                _ => Path::Alone,
+            };
+            let (board, state) = (Board::new(gpu)?, board::new_state(gpu)?);
+            let channel = Arc::new(Channel { group, members, place, path, board, state });
+            if let Some((ties, _)) = &connected {
+                ties.watchdog.add(channel.clone());
+            }
+            channels.push(channel);
+        }
+        let channels = channels.try_into().expect("a channel for each group");
+        Ok(Comm { gpu: gpu.clone(), rank: caps.rank, timeout, ties: connected.map(|(ties, _)| ties), channels })
+    }
+
+    pub(crate) fn channel(&self, group: Group) -> &Channel {
+        &self.channels[group as usize]
+    }
+
+    /// The longest that a kernel waits for another rank.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Whether the exchanges so far went well, as far as is known without waiting.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] when one did not, or when the ranks cannot go on together.
+    pub(crate) fn check(&self, op: &'static str) -> Result<()> {
+        if let Some(ties) = &self.ties {
+            ties.watchdog.check(op)?;
+        }
+        // The watchdog looks from time to time; what is there now must not be missed.
+        match self.channels.iter().find_map(|channel| channel.board.fault().map(|fault| channel.describe(fault))) {
+            None => Ok(()),
+            Some(what) => Err(Error::Collective { rank: self.rank, op, what }),
+        }
+    }
+}
+
+impl Drop for Comm {
+    /// Takes leave of the other ranks, unless they have failed: then what is under way ends by itself or with the process.
+    fn drop(&mut self) {
+        let Some(ties) = &self.ties else { return };
+        if self.check(OP).is_err() {
+            return;
+        }
+        // The watchdog ends this wait if the other ranks do not.
+        let waited = self.gpu.bind(OP).and_then(|()| self.gpu.synchronize(OP));
+        if waited.is_ok() && self.check(OP).is_ok() {
+            ties.control.leave(self.channels.each_ref().map(|channel| channel.board.progress().1));
+        }
+    }
+}
+
+/// Which ways there are between the ranks, as all of them know it.
+struct Links {
+    exchange: Exchange,
+    nccl: Vec<bool>,
+    /// Whether a rank can map the memory of another: one row for each rank.
+    reaches: Vec<Vec<bool>>,
+}
+
+impl Links {
+    fn find(gpu: &Gpu, caps: &Caps, control: &Control, exchange: Exchange, timeout: Duration) -> Result<Links> {
+        gpu.bind(BOOTSTRAP)?;
+        let rank = caps.rank;
+        let failed = |what| Error::Collective { rank, op: BOOTSTRAP, what };
+        let everyone: Vec<usize> = (0..caps.ranks).collect();
+        let device = driver::uuid(gpu.context().device)?;
+        let (machine, nccl, expert_ranks) = (machine(), nccl::present(), caps.expert_ranks);
+        let facts = Facts { machine, device, exchange, expert_ranks, nccl };
+        let all: Vec<Facts> = share(control, &everyone, &facts, timeout)?;
+        for (other, theirs) in all.iter().enumerate().filter(|(other, _)| *other != rank) {
+            if theirs.exchange != exchange {
+                return Err(failed(format!(
+                    "rank {other} exchanges by {:?}, rank {rank} by {exchange:?}",
+                    theirs.exchange
+                )));
+            }
+            if theirs.expert_ranks != caps.expert_ranks {
+                let (a, b) = (theirs.expert_ranks, caps.expert_ranks);
+                return Err(failed(format!("rank {other} shares experts among {a} ranks, rank {rank} among {b}")));
+            }
+            if (&theirs.machine, theirs.device) == (&facts.machine, facts.device) {
+                return Err(failed(format!("ranks {other} and {rank} use the same device (is LOCAL_RANK right?)")));
+            }
+        }
+        let reach = |theirs: &Facts| -> Result<bool> {
+            let near = cfg!(target_os = "linux") && theirs.machine == facts.machine;
+            Ok(near && (theirs.device == device || driver::reaches(gpu.context(), &theirs.device)?))
+        };
+        let row = all.iter().map(reach).collect::<Result<Vec<_>>>()?;
+        let reaches = share(control, &everyone, &row, timeout)?;
+        Ok(Links { exchange, nccl: all.iter().map(|facts| facts.nccl).collect(), reaches })
+    }
+
+    /// Connects the members of a group, all of which come to the same choice.
+    fn path(
+        &self,
+        gpu: &Arc<Gpu>,
+        control: &Control,
+        members: &[usize],
+        place: usize,
+        timeout: Duration,
+    ) -> Result<Path> {
+        let failed = |what| Error::Collective { rank: members[place], op: BOOTSTRAP, what };
+        let pairs = || members.iter().flat_map(|&a| members.iter().map(move |&b| (a, b)));
+        let apart = pairs().find(|&(a, b)| !self.reaches[a][b]);
+        #[cfg(target_os = "linux")]
+        if self.exchange != Exchange::Nccl && apart.is_none() && members.len() <= Windows::MEMBERS {
+            return Ok(Path::Peer(Windows::open(gpu, control, members, place, timeout)?));
+        }
+        if let (Exchange::Peer, Some((a, b))) = (self.exchange, apart) {
+            return Err(failed(format!("rank {a} cannot map the memory of rank {b}; use NCCL")));
+        }
+        if let Some(&without) = members.iter().find(|&&rank| !self.nccl[rank]) {
+            return Err(failed(format!("no NCCL (libnccl.so.2) on the machine of rank {without}")));
+        }
+        gpu.bind(BOOTSTRAP)?;
+        let id = if place == 0 { nccl::new_id()? } else { Vec::new() };
+        let ids = control.gather(BOOTSTRAP, members, id, timeout)?;
+        Ok(Path::Nccl(Communicator::connect(&ids[0], members.len(), place)?))
+    }
+}
+
+/// Tells every rank a value, and returns those of all.
+fn share<T: Serialize + for<'a> Deserialize<'a>>(
+    control: &Control,
+    members: &[usize],
+    value: &T,
+    timeout: Duration,
+) -> Result<Vec<T>> {
+    let bytes = serde_json::to_vec(value).expect("plain data");
+    let all = control.gather(BOOTSTRAP, members, bytes, timeout)?;
+    let parse = |bytes: &Vec<u8>| serde_json::from_slice(bytes);
+    all.iter().map(parse).collect::<std::result::Result<_, _>>().map_err(|error| Error::Collective {
+        rank: control.rank(),
+        op: BOOTSTRAP,
+        what: format!("a rank speaks another language: {error}"),
+    })
+}
+
+/// What the processes of one machine that can open sockets to each other, and no others, have in common.
+fn machine() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let network = std::fs::read_link("/proc/self/ns/net");
+    match (boot, network) {
+        (Ok(boot), Ok(network)) => format!("{} {}", boot.trim(), network.display()),
+        // Unknown machines are not taken for one.
+        _ => format!("process {}", std::process::id()),
+    }
+}
+
+impl Channel {
+    pub(crate) fn members(&self) -> usize {
+        self.members.len()
+    }
+
+    /// A fault in words.
+    fn describe(&self, fault: Fault) -> String {
+        let Fault { code, place, found, expected } = fault;
+        let (them, me) = (self.members.get(place).copied().unwrap_or(place), self.members[self.place]);
+        match code {
+            FAULT_ROWS => format!("rank {them} sends {found} rows to rank {me}, which expects {expected}"),
+            FAULT_CAPACITY => format!("rank {them} has a capacity of {found} rows, but rank {me} one of {expected}"),
+            FAULT_ROW_BYTES => format!("rank {them} has rows of {found} bytes, but rank {me} of {expected}"),
+            FAULT_OVERFLOW => format!("rank {them} sends {found} rows to rank {me}, but a chunk holds {expected}"),
+            _ => format!("rank {them} did not arrive in time"),
+        }
+    }
+}
+
+impl Watched for Channel {
+    fn name(&self) -> String {
+        format!("the group {:?} (ranks {:?})", self.group, self.members)
+    }
+
+    fn index(&self) -> usize {
+        self.group as usize
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn progress(&self) -> (u32, u32) {
+        self.board.progress()
+    }
+
+    fn fault(&self) -> Option<String> {
+        let background = || match &self.path {
+            Path::Nccl(communicator) => communicator.background_failure(),
+            _ => None,
+        };
+        self.board.fault().map(|fault| self.describe(fault)).or_else(background)
+    }
+
+    fn break_off(&self) {
+        self.board.stop();
+        if let Path::Nccl(communicator) = &self.path {
+            communicator.abort();
+        }
+    }
+}
