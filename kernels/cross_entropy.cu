@@ -15,15 +15,16 @@ template <bool VECTOR>
 __device__ __forceinline__ float block_max(const Given& given, u64 base) {
     const u32 columns = given.params.columns;
     float highest = -INFINITY_F32;
-#pragma unroll 4
-    for (u32 start = threadIdx.x * RUN; start < columns; start += TILE) {
+    const auto load_logits = [&](u64 start) {
+        return load_run<VECTOR>(given.logits, base + start, run_length<VECTOR>(start, columns));
+    };
+    in_groups<4>(threadIdx.x * RUN, columns, TILE, load_logits, [&](u64 start, const Run& x) {
         const u32 n = run_length<VECTOR>(start, columns);
-        const Run x = load_run<VECTOR>(given.logits, base + start, n);
 #pragma unroll
         for (u32 e = 0; e < RUN; ++e) {
             highest = e < n ? larger(highest, x.at[e]) : highest;
         }
-    }
+    });
     highest = largest_lane(highest);
     if (lane_id() == 0) {
         largest[threadIdx.x / LANES] = highest;
@@ -84,7 +85,6 @@ __device__ __forceinline__ void token(const Given& given, u64 row, u32 target) {
     }
     if constexpr (d_logits_given) {
         const float scale = *given.scale;
-#pragma unroll 2
         for (u32 start = threadIdx.x * RUN; start < columns; start += TILE) {
             const u32 n = run_length<VECTOR>(start, columns);
             Run d = load_run<VECTOR>(given.logits, base + start, n);

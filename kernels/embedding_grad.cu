@@ -76,14 +76,15 @@ __device__ __forceinline__ void add_gradients(const Given& given, const u32* ids
         if (!has_columns) {
             continue;
         }
-#pragma unroll 4
-        for (u32 f = 0; f < found; ++f) {
-            const Run dy = load_run<VECTOR>(given.dy, (first + tile + places[f]) * columns + column, n);
+        const auto load_dy = [&](u64 f) {
+            return load_run<VECTOR>(given.dy, (first + tile + places[f]) * columns + column, n);
+        };
+        in_groups<4>(0, found, 1, load_dy, [&](u64, const Run& dy) {
 #pragma unroll
             for (u32 e = 0; e < RUN; ++e) {
                 sum.at[e] += dy.at[e];
             }
-        }
+        });
     }
     if (has_columns) {
         store_run<VECTOR>(given.d_table, row * columns + column, n, sum);

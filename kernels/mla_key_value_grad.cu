@@ -23,14 +23,13 @@ __device__ __forceinline__ void shared_run(const Given& given, u64 token, u32 st
     const u32 n = run_length<VECTOR>(start, p.rope), width = p.nope + p.rope;
     const u64 first = token * p.heads * width + p.nope + start;
     Run sum = load_run<VECTOR>(given.d_k, first, n);
-#pragma unroll 4
-    for (u32 head = 1; head < p.heads; ++head) {
-        const Run term = load_run<VECTOR>(given.d_k, first + u64(head) * width, n);
+    const auto load_head = [&](u64 head) { return load_run<VECTOR>(given.d_k, first + head * width, n); };
+    in_groups<4>(1, p.heads, 1, load_head, [&](u64, const Run& term) {
 #pragma unroll
         for (u32 e = 0; e < RUN; ++e) {
             sum.at[e] += term.at[e];
         }
-    }
+    });
     const u32 position = given.positions[token];
     rotate_run(sum, n, angles_of(given.cos, given.sin, position, p.table_rows, p.rope / 2), start / 2, true);
     store_run<VECTOR>(given.d_k_rope, token * p.rope + start, n, sum);

@@ -5,30 +5,30 @@ __device__ __forceinline__ void norm_row(const Given& given, u64 row, u32 lane) 
     const Params& p = given.params;
     const u64 base = row * p.columns;
     float sum = 0.0f;
-#pragma unroll 4
-    for (u32 start = lane * RUN; start < p.columns; start += TURN) {
-        const Run x = load_run<VECTOR>(given.x, base + start, run_length<VECTOR>(start, p.columns));
+    const auto load_x = [&](u64 start) {
+        return load_run<VECTOR>(given.x, base + start, run_length<VECTOR>(start, p.columns));
+    };
+    in_groups<4>(lane * RUN, p.columns, TURN, load_x, [&](u64, const Run& x) {
 #pragma unroll
         for (u32 e = 0; e < RUN; ++e) {
             sum += x.at[e] * x.at[e];
         }
-    }
+    });
     const float mean = butterfly(sum) / float(p.columns);
     const float rstd = 1.0f / sqrtf(mean + __uint_as_float(p.eps));
     if (lane == 0) {
         given.rstd[row] = rstd;
     }
-#pragma unroll 4
-    for (u32 start = lane * RUN; start < p.columns; start += TURN) {
+    in_groups<4>(lane * RUN, p.columns, TURN, load_x, [&](u64 start, const Run& x) {
         const u32 n = run_length<VECTOR>(start, p.columns);
-        Run x = load_run<VECTOR>(given.x, base + start, n);
         const Run weight = load_run<VECTOR>(given.weight, start, n);
+        Run out;
 #pragma unroll
         for (u32 e = 0; e < RUN; ++e) {
-            x.at[e] = (x.at[e] * rstd) * weight.at[e];
+            out.at[e] = (x.at[e] * rstd) * weight.at[e];
         }
-        store_run<VECTOR>(given.out, base + start, n, x);
-    }
+        store_run<VECTOR>(given.out, base + start, n, out);
+    });
 }
 
 extern "C" __global__ void __launch_bounds__(128) rms_norm(const __grid_constant__ Given given) {

@@ -1,27 +1,30 @@
 // The gradient of the rows of RMSNorm: NUMERICS.md, "Row-wise ops". A warp has a row and reads it twice.
 
+struct Operands {
+    Run dy, x;
+};
+
 template <bool VECTOR>
 __device__ __forceinline__ void grad_row(const Given& given, u64 row, u32 lane) {
     const Params& p = given.params;
     const u64 base = row * p.columns;
     float sum = 0.0f;
-#pragma unroll 2
-    for (u32 start = lane * RUN; start < p.columns; start += TURN) {
+    const auto load_both = [&](u64 start) {
         const u32 n = run_length<VECTOR>(start, p.columns);
-        const Run dy = load_run<VECTOR>(given.dy, base + start, n), x = load_run<VECTOR>(given.x, base + start, n);
-        const Run weight = load_run<VECTOR>(given.weight, start, n);
+        return Operands{load_run<VECTOR>(given.dy, base + start, n), load_run<VECTOR>(given.x, base + start, n)};
+    };
+    in_groups<2>(lane * RUN, p.columns, TURN, load_both, [&](u64 start, const Operands& at) {
+        const Run weight = load_run<VECTOR>(given.weight, start, run_length<VECTOR>(start, p.columns));
 #pragma unroll
         for (u32 e = 0; e < RUN; ++e) {
-            sum += (dy.at[e] * weight.at[e]) * x.at[e];
+            sum += (at.dy.at[e] * weight.at[e]) * at.x.at[e];
         }
-    }
+    });
     const float c = butterfly(sum) / float(p.columns);
     const float rstd = given.rstd[row];
     const float along = (rstd * rstd) * c;
-#pragma unroll 2
-    for (u32 start = lane * RUN; start < p.columns; start += TURN) {
+    in_groups<2>(lane * RUN, p.columns, TURN, load_both, [&](u64 start, const Operands& at) {
         const u32 n = run_length<VECTOR>(start, p.columns);
-        const Run dy = load_run<VECTOR>(given.dy, base + start, n), x = load_run<VECTOR>(given.x, base + start, n);
         const Run weight = load_run<VECTOR>(given.weight, start, n);
         Run residual;
         if constexpr (residual_given) {
@@ -30,13 +33,13 @@ __device__ __forceinline__ void grad_row(const Given& given, u64 row, u32 lane) 
         Run dx;
 #pragma unroll
         for (u32 e = 0; e < RUN; ++e) {
-            dx.at[e] = rstd * (dy.at[e] * weight.at[e] - x.at[e] * along);
+            dx.at[e] = rstd * (at.dy.at[e] * weight.at[e] - at.x.at[e] * along);
             if constexpr (residual_given) {
                 dx.at[e] += residual.at[e];
             }
         }
         store_run<VECTOR>(given.dx, base + start, n, dx);
-    }
+    });
 }
 
 extern "C" __global__ void __launch_bounds__(128) rms_norm_grad(const __grid_constant__ Given given) {

@@ -12,12 +12,16 @@ __device__ __forceinline__ u64 thread_index() {
     return u64(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
+__device__ __forceinline__ u64 thread_count() {
+    return u64(gridDim.x) * blockDim.x;
+}
+
 __device__ __forceinline__ u64 warp_index() {
     return thread_index() / LANES;
 }
 
 __device__ __forceinline__ u64 warp_count() {
-    return u64(gridDim.x) * (blockDim.x / LANES);
+    return thread_count() / LANES;
 }
 
 // Runs of a row; the last one may be short.
@@ -40,6 +44,27 @@ struct Place {
 __device__ __forceinline__ Place place_of(u64 thread, u32 columns) {
     const u32 runs = runs_of(columns);
     return {thread / runs, u32(thread % runs) * RUN};
+}
+
+// Calls use(i, load(i)) for i = first, first + step, .. below end, in order. GROUP loads are under way before the first is
+// used: a compiler keeps a load behind the branch that ends a loop.
+template <u32 GROUP, typename Load, typename Use>
+__device__ __forceinline__ void in_groups(u64 first, u64 end, u32 step, Load load, Use use) {
+    u64 i = first;
+    for (; i + (GROUP - 1) * step < end; i += GROUP * step) {
+        decltype(load(i)) loaded[GROUP];
+#pragma unroll
+        for (u32 g = 0; g < GROUP; ++g) {
+            loaded[g] = load(i + g * step);
+        }
+#pragma unroll
+        for (u32 g = 0; g < GROUP; ++g) {
+            use(i + g * step, loaded[g]);
+        }
+    }
+    for (; i < end; i += step) {
+        use(i, load(i));
+    }
 }
 
 // Whether the operands allow vectors. `extents`: the columns, or several extents joined by |, all of which must be
@@ -146,4 +171,29 @@ __device__ __forceinline__ void copy_run(T* to, u64 at, const T* from, u64 i, u3
 template <bool VECTOR, typename T, typename S>
 __device__ __forceinline__ void copy_run(T* to, u64 at, const S* from, u64 i, u32 n) {
     store_run<VECTOR>(to, at, n, load_run<VECTOR>(from, i, n));
+}
+
+// A row from one tensor to another of its type, by a warp: the bits.
+template <bool VECTOR, typename T>
+__device__ __forceinline__ void copy_row(T* to, const T* from, u32 columns) {
+    if constexpr (VECTOR) {
+        const auto load_quad = [&](u64 q) { return fetch(quads(from) + q); };
+        in_groups<4>(lane_id(), u64(columns) * sizeof(T) / 16, LANES, load_quad, [&](u64 q, const uint4& bits) {
+            quads(to)[q] = bits;
+        });
+    } else {
+        const auto load_one = [&](u64 i) { return from[i]; };
+        in_groups<4>(lane_id(), columns, LANES, load_one, [&](u64 i, T bits) { to[i] = bits; });
+    }
+}
+
+// To another float type: one rounding.
+template <bool VECTOR, typename T, typename S>
+__device__ __forceinline__ void copy_row(T* to, const S* from, u32 columns) {
+    const auto load_from = [&](u64 start) {
+        return load_run<VECTOR>(from, start, run_length<VECTOR>(start, columns));
+    };
+    in_groups<4>(lane_id() * RUN, columns, TURN, load_from, [&](u64 start, const Run& run) {
+        store_run<VECTOR>(to, start, run_length<VECTOR>(start, columns), run);
+    });
 }

@@ -10,9 +10,7 @@ extern "C" __global__ void __launch_bounds__(128) sum_blocks(const __grid_consta
     }
     const float* sum = given.sums + i / p.columns * p.group_blocks * p.columns + i % p.columns;
     float total = p.group_blocks > 0 ? *sum : 0.0f;
-#pragma unroll 8
-    for (u32 block = 1; block < p.group_blocks; ++block) {
-        total += sum[u64(block) * p.columns];
-    }
+    const auto load_sum = [&](u64 block) { return sum[block * p.columns]; };
+    in_groups<8>(1, p.group_blocks, 1, load_sum, [&](u64, float next) { total += next; });
     given.out[i] = p.accumulate != 0 ? given.out[i] + total : total;
 }

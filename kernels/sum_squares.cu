@@ -4,14 +4,15 @@ template <bool VECTOR>
 __device__ __forceinline__ float sum_row(const Given& given, u64 row, u32 lane) {
     const u32 columns = given.params.columns;
     float sum = 0.0f;
-#pragma unroll 4
-    for (u32 start = lane * RUN; start < columns; start += TURN) {
-        const Run x = load_run<VECTOR>(given.x, row * columns + start, run_length<VECTOR>(start, columns));
+    const auto load_x = [&](u64 start) {
+        return load_run<VECTOR>(given.x, row * columns + start, run_length<VECTOR>(start, columns));
+    };
+    in_groups<4>(lane * RUN, columns, TURN, load_x, [&](u64, const Run& x) {
 #pragma unroll
         for (u32 e = 0; e < RUN; ++e) {
             sum += x.at[e] * x.at[e];
         }
-    }
+    });
     return butterfly(sum);
 }
 

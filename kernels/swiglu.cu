@@ -1,4 +1,5 @@
-// SwiGLU: NUMERICS.md, "Row-wise ops". A thread has a run.
+// SwiGLU: NUMERICS.md, "Row-wise ops". The threads take the runs of the rows
+// that count in turn.
 
 template <bool VECTOR>
 __device__ __forceinline__ void swiglu_run(const Given& given, Place place) {
@@ -18,13 +19,13 @@ __device__ __forceinline__ void swiglu_run(const Given& given, Place place) {
 extern "C" __global__ void __launch_bounds__(128) swiglu(const __grid_constant__ Given given) {
     begin(given);
     const Params& p = given.params;
-    const Place place = place_of(thread_index(), p.width);
-    if (place.row >= p.rows || (limit_given && place.row >= *given.limit)) {
-        return;
-    }
-    if (vectors(p.width, given.gate_up, given.out)) {
-        swiglu_run<true>(given, place);
-    } else {
-        swiglu_run<false>(given, place);
+    const u64 rows = limit_given ? min(p.rows, *given.limit) : p.rows;
+    const bool vector = vectors(p.width, given.gate_up, given.out);
+    for (u64 run = thread_index(); run < rows * runs_of(p.width); run += thread_count()) {
+        if (vector) {
+            swiglu_run<true>(given, place_of(run, p.width));
+        } else {
+            swiglu_run<false>(given, place_of(run, p.width));
+        }
     }
 }

@@ -20,13 +20,11 @@ __device__ __forceinline__ TokenBlock token_block(u64 block, u32 group_rows) {
 template <typename Term>
 __device__ __forceinline__ Run block_sum(TokenBlock block, Term term) {
     Run sum = term(block.first);
-#pragma unroll 8
-    for (u32 r = 1; r < block.rows; ++r) {
-        const Run next = term(block.first + r);
+    in_groups<4>(block.first + 1, block.first + block.rows, 1, term, [&](u64, const Run& next) {
 #pragma unroll
         for (u32 e = 0; e < RUN; ++e) {
             sum.at[e] += next.at[e];
         }
-    }
+    });
     return sum;
 }

@@ -48,13 +48,19 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<Map<'_>>) -> Result<()> {
 const THREADS: u32 = 128;
 /// Elements of a run.
 const RUN: usize = 8;
-/// Warps on a multiprocessor that each have a row. As many rows as they read at once stay in the caches until they are
-/// read again; more warps would push each other's rows out.
-const ROW_WARPS: u64 = 16;
 
-/// Blocks for `threads` threads.
-fn blocks(threads: usize) -> u64 {
-    threads.div_ceil(THREADS as usize) as u64
+/// How often a kernel reads a row, which says how many warps of a multiprocessor take rows at once.
+#[derive(Clone, Copy)]
+enum Reads {
+    /// As many as there is room for.
+    Once = 64,
+    /// So few that their rows stay in the caches until they are read again.
+    Twice = 16,
+}
+
+/// Blocks for one thread for each of `count` things.
+fn blocks(count: usize) -> u64 {
+    count.div_ceil(THREADS as usize) as u64
 }
 
 /// Runs a kernel with one thread for each of `count` things.
@@ -69,6 +75,19 @@ fn threads(
     gpu.launch(Launch { kernel, tensors, constants: &[], params, maps: &[], blocks, threads: THREADS, shared: 0 })
 }
 
+/// Runs a kernel whose threads take `count` things in turn, so that those past a limit on the device cost no blocks.
+fn turns(
+    gpu: &Arc<Gpu>,
+    kernel: &'static Kernel,
+    tensors: &[Option<&Tensor>],
+    params: Vec<u32>,
+    count: usize,
+    reads: Reads,
+) -> Result<()> {
+    let resident = u64::from(gpu.multiprocessors) * reads as u64 * 32;
+    threads(gpu, kernel, tensors, params, count.min(usize::try_from(resident).unwrap_or(usize::MAX)))
+}
+
 /// Runs a kernel whose warps take the rows in turn.
 fn rows(
     gpu: &Arc<Gpu>,
@@ -76,8 +95,7 @@ fn rows(
     tensors: &[Option<&Tensor>],
     params: Vec<u32>,
     count: usize,
+    reads: Reads,
 ) -> Result<()> {
-    let warps = u64::from(THREADS / 32);
-    let blocks = (count as u64).div_ceil(warps).min(u64::from(gpu.multiprocessors) * ROW_WARPS / warps);
-    gpu.launch(Launch { kernel, tensors, constants: &[], params, maps: &[], blocks, threads: THREADS, shared: 0 })
+    turns(gpu, kernel, tensors, params, count.saturating_mul(32), reads)
 }

@@ -6,7 +6,7 @@ use dropless_core::Result;
 use dropless_core::ops::{RmsNorm, RmsNormGrad};
 
 use super::reduce::{Blocks, Target};
-use super::{RUN, rows, threads};
+use super::{RUN, Reads, rows, threads};
 use crate::device::{Gpu, word};
 use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, RUNS, TOKEN_SUM, params};
 
@@ -75,14 +75,21 @@ pub(crate) static RMS_NORM_GRAD_WEIGHT: Kernel = Kernel {
 pub(super) fn rms_norm(gpu: &Arc<Gpu>, op: &RmsNorm<'_>) -> Result<()> {
     let count = op.x.rows();
     let params = Params { rows: word(count), columns: word(op.x.cols()), eps: op.eps.to_bits() };
-    rows(gpu, &RMS_NORM, &[Some(op.x), Some(op.weight), Some(op.out), Some(op.rstd)], params.words(), count)
+    rows(
+        gpu,
+        &RMS_NORM,
+        &[Some(op.x), Some(op.weight), Some(op.out), Some(op.rstd)],
+        params.words(),
+        count,
+        Reads::Twice,
+    )
 }
 
 pub(super) fn rms_norm_grad(gpu: &Arc<Gpu>, op: &RmsNormGrad<'_>) -> Result<()> {
     let (count, columns) = (op.x.rows(), op.x.cols());
     let params = GradParams { rows: word(count), columns: word(columns) };
     let tensors = [Some(op.dy), Some(op.x), Some(op.weight), Some(op.rstd), op.residual, Some(op.dx)];
-    rows(gpu, &RMS_NORM_GRAD, &tensors, params.words(), count)?;
+    rows(gpu, &RMS_NORM_GRAD, &tensors, params.words(), count, Reads::Twice)?;
 
     let blocks = Blocks::new(count, columns, op.d_weight.rows());
     let sums = blocks.sums(gpu)?;

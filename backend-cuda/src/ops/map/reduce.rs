@@ -6,7 +6,7 @@ use dropless_core::numerics::reduce::TOKEN_BLOCK;
 use dropless_core::ops::{SumRows, SumSquares, TreeSum};
 use dropless_core::{DType, Result, Tensor};
 
-use super::{RUN, THREADS, blocks, rows, threads};
+use super::{RUN, Reads, THREADS, blocks, rows, threads};
 use crate::device::{Gpu, word};
 use crate::kernel::{Binding, F32, FLOAT, Kernel, Launch, PRELUDE, RUNS, TOKEN_SUM, TREE, params};
 
@@ -129,7 +129,7 @@ pub(super) fn sum_rows(gpu: &Arc<Gpu>, op: &SumRows<'_>) -> Result<()> {
 pub(super) fn sum_squares(gpu: &Arc<Gpu>, op: &SumSquares<'_>) -> Result<()> {
     let count = op.x.rows();
     let params = SumSquaresParams { rows: word(count), columns: word(op.x.cols()) };
-    rows(gpu, &SUM_SQUARES, &[Some(op.x), Some(op.out)], params.words(), count)
+    rows(gpu, &SUM_SQUARES, &[Some(op.x), Some(op.out)], params.words(), count, Reads::Once)
 }
 
 /// Levels of the stack on which `kernels/tree.cuh` sums up to `leaves` leaves of a tree over `width`, and the bytes that

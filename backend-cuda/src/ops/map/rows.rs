@@ -6,7 +6,7 @@ use dropless_core::ops::{Combine, EmbeddingGrad, GatherRows, Window};
 use dropless_core::{DType, Result};
 
 use super::reduce::tree_stack;
-use super::{RUN, THREADS, threads};
+use super::{RUN, Reads, THREADS, rows, threads};
 use crate::device::{Gpu, word};
 use crate::kernel::{Binding, F32, FLOAT, Kernel, Launch, PRELUDE, RUNS, TREE, U32, params};
 
@@ -69,15 +69,15 @@ pub(crate) static EMBEDDING_GRAD: Kernel = Kernel {
 };
 
 pub(super) fn gather_rows(gpu: &Arc<Gpu>, op: &GatherRows<'_>) -> Result<()> {
-    let (rows, columns) = (op.out.rows(), op.x.cols());
-    let params = GatherRowsParams { rows: word(rows), columns: word(columns), sources: word(op.x.rows()) };
+    let (count, columns) = (op.out.rows(), op.x.cols());
+    let params = GatherRowsParams { rows: word(count), columns: word(columns), sources: word(op.x.rows()) };
     let tensors = [Some(op.x), Some(op.index), Some(op.out)];
-    threads(gpu, &GATHER_ROWS, &tensors, params.words(), rows * columns.div_ceil(RUN))
+    rows(gpu, &GATHER_ROWS, &tensors, params.words(), count, Reads::Once)
 }
 
 pub(super) fn combine(gpu: &Arc<Gpu>, op: &Combine<'_>) -> Result<()> {
-    let (rows, k, (lo, hi)) = (op.out.rows(), op.slots.cols(), op.leaves);
-    let window = op.window.unwrap_or(Window { period: rows, from: 0, to: rows });
+    let (count, k, (lo, hi)) = (op.out.rows(), op.slots.cols(), op.leaves);
+    let window = op.window.unwrap_or(Window { period: count, from: 0, to: count });
     let (levels, stack) = tree_stack(hi - lo, k);
     let params = CombineParams {
         columns: word(op.out.cols()),
@@ -96,7 +96,7 @@ pub(super) fn combine(gpu: &Arc<Gpu>, op: &Combine<'_>) -> Result<()> {
         constants: &[],
         params: params.words(),
         maps: &[],
-        blocks: rows as u64,
+        blocks: count as u64,
         threads: THREADS,
         shared: stack + 4 * (5 * word(k) + 1),
     })
