@@ -1,5 +1,5 @@
-// AdamW in place: NUMERICS.md, "Optimizer". Numbers that depend on beta alone come rounded from the launcher. A thread has
-// a run.
+// AdamW in place: NUMERICS.md, "Optimizer". Numbers that depend on beta alone come rounded from the launcher. A thread
+// has a run.
 
 template <bool VECTOR>
 __device__ __forceinline__ void update_run(const Given& given, u64 i, u32 n) {

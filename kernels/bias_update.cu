@@ -1,5 +1,5 @@
-// The selection bias after a step: NUMERICS.md, "Routing". Exact, in 64-bit integers. A thread has an expert; each block
-// adds up the total for itself.
+// The selection bias after a step: NUMERICS.md, "Routing". Exact, in 64-bit integers. A thread has an expert; each
+// block adds up the total for itself.
 
 __shared__ u64 totals[4];
 

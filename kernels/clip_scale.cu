@@ -1,5 +1,5 @@
-// The gradient norm and the factor that clips it: NUMERICS.md, "Optimizer". One block: its threads fetch tiles of squares
-// into shared memory, and the first one adds them in order.
+// The gradient norm and the factor that clips it: NUMERICS.md, "Optimizer". One block: its threads fetch tiles of
+// squares into shared memory, and the first one adds them in order.
 
 constexpr u32 TILE = 1024;
 

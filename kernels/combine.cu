@@ -1,5 +1,5 @@
-// The sum of each row's slots along the tree over their leaves, then two further terms: NUMERICS.md, "Sums". A block has a
-// row; a slot outside of x counts as absent.
+// The sum of each row's slots along the tree over their leaves, then two further terms: NUMERICS.md, "Sums". A block
+// has a row; a slot outside of x counts as absent.
 //
 // Dynamic shared memory: the stack, then five arrays of k words (the plan has one more).
 

@@ -1,5 +1,5 @@
-// Cross-entropy and its gradient: NUMERICS.md, "Row-wise ops". A block of 8 warps has a token and reads its logits three
-// times: for the maximum, the sum and the gradient. A target outside the vocabulary makes the loss NaN.
+// Cross-entropy and its gradient: NUMERICS.md, "Row-wise ops". A block of 8 warps has a token and reads its logits
+// three times: for the maximum, the sum and the gradient. A target outside the vocabulary makes the loss NaN.
 //
 // For the sum, each warp exponentiates a turn of 256 logits into shared memory (two tiles of 8 turns, 16 KB), and the
 // first warp adds the turns in order while the others go on with the next tile.

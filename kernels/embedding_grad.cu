@@ -12,8 +12,8 @@ constexpr u32 TILE = EACH * THREADS;
 __shared__ u32 matches[TILE / 32];
 __shared__ u32 places[TILE];
 
-// Collects the places of the tokens of ids[0..count] that are `id`, in order, and returns their number. All threads call
-// it together.
+// Collects the places of the tokens of ids[0..count] that are `id`, in order, and returns their number. All threads
+// call it together.
 __device__ __forceinline__ u32 collect(const u32* ids, u32 count, u32 id) {
     bool match[EACH], any = false;
 #pragma unroll

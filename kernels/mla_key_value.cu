@@ -1,5 +1,5 @@
-// Keys and values of latent attention: each head's key is its own columns and the rotated shared ones. A thread has a run
-// of one of a head's three parts.
+// Keys and values of latent attention: each head's key is its own columns and the rotated shared ones. A thread has a
+// run of one of a head's three parts.
 
 template <bool VECTOR>
 __device__ __forceinline__ void key_value_run(const Given& given, u64 head, u32 run) {

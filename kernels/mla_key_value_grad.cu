@@ -1,5 +1,5 @@
-// The gradients of the joint keys and values, copied, and of the shared key: the heads added in order, then rotated back.
-// A thread has a run of one part of a head, or of the shared key.
+// The gradients of the joint keys and values, copied, and of the shared key: the heads added in order, then rotated
+// back. A thread has a run of one part of a head, or of the shared key.
 
 template <bool VECTOR>
 __device__ __forceinline__ void joint_run(const Given& given, u64 head, u32 run) {

@@ -1,5 +1,5 @@
-// The gradient of the gain of RMSNorm over blocks of 128 rows: NUMERICS.md, "Row-wise ops". A thread has a run of columns
-// of a block.
+// The gradient of the gain of RMSNorm over blocks of 128 rows: NUMERICS.md, "Row-wise ops". A thread has a run of
+// columns of a block.
 
 template <bool VECTOR>
 __device__ __forceinline__ void sum_block(const Given& given, Place place) {

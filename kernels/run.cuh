@@ -1,5 +1,5 @@
-// A run: eight consecutive elements of a row, which one thread reads or writes at once. They are the eight that belong to
-// one lane of a row reduction (NUMERICS.md, "Sums").
+// A run: eight consecutive elements of a row, which one thread reads or writes at once. They are the eight that belong
+// to one lane of a row reduction (NUMERICS.md, "Sums").
 //
 // Kernels come in two forms. With VECTOR, every run is whole and starts at a multiple of 16 bytes, so that it moves as
 // one vector (bf16) or two (f32); without, element by element. `vectors` says which form the operands allow.
@@ -46,8 +46,8 @@ __device__ __forceinline__ Place place_of(u64 thread, u32 columns) {
     return {thread / runs, u32(thread % runs) * RUN};
 }
 
-// Calls use(i, load(i)) for i = first, first + step, .. below end, in order. GROUP loads are under way before the first is
-// used: a compiler keeps a load behind the branch that ends a loop.
+// Calls use(i, load(i)) for i = first, first + step, .. below end, in order. GROUP loads are under way before the first
+// is used: a compiler keeps a load behind the branch that ends a loop.
 template <u32 GROUP, typename Load, typename Use>
 __device__ __forceinline__ void in_groups(u64 first, u64 end, u32 step, Load load, Use use) {
     u64 i = first;

@@ -1,5 +1,5 @@
-// The end of a token sum: the sums of a group's blocks in order, +0 without any. NUMERICS.md, "Sums". A thread has a column
-// of a group.
+// The end of a token sum: the sums of a group's blocks in order, +0 without any. NUMERICS.md, "Sums". A thread has a
+// column of a group.
 
 extern "C" __global__ void __launch_bounds__(128) sum_blocks(const __grid_constant__ Given given) {
     begin(given);

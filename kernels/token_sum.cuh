@@ -1,5 +1,5 @@
-// The token-sum rule: NUMERICS.md, "Sums". The blocks of 128 rows are summed by threads of their own, each with a run of
-// columns; `sum_blocks` then adds the blocks in order.
+// The token-sum rule: NUMERICS.md, "Sums". The blocks of 128 rows are summed by threads of their own, each with a run
+// of columns; `sum_blocks` then adds the blocks in order.
 
 constexpr u32 TOKEN_BLOCK = 128;
 

@@ -1,7 +1,9 @@
-// Sums along the binary tree over leaves lo..hi with mid = lo + (hi - lo) / 2, absent leaves skipped: NUMERICS.md, "Sums".
+// Sums along the binary tree over leaves lo..hi with mid = lo + (hi - lo) / 2, absent leaves skipped: NUMERICS.md,
+// "Sums".
 //
-// Leaves come in ascending order and go on a stack of partial sums, whose top two are added as soon as no later leaf can
-// come between them. A block plans these additions once; its threads then follow the plan, each with runs of its own.
+// Leaves come in ascending order and go on a stack of partial sums, whose top two are added as soon as no later leaf
+// can come between them. A block plans these additions once; its threads then follow the plan, each with runs of its
+// own.
 
 // The depth of the node that parts leaf a from leaf b, a < b.
 __device__ __forceinline__ u32 parting(u32 lo, u32 hi, u32 a, u32 b) {
