@@ -63,7 +63,8 @@ __device__ __forceinline__ bool occurs(const u32* ids, u32 count, u32 id) {
 }
 
 template <bool VECTOR>
-__device__ __forceinline__ void add_gradients(const Given& given, const u32* ids, u64 first, u32 tokens, u64 row, u32 column) {
+__device__ __forceinline__ void add_gradients(const Given& given, u32 first, u32 tokens, u64 row, u32 column) {
+    const u32* ids = given.ids + first;
     const u32 columns = given.params.columns;
     const bool has_columns = column < columns;
     const u32 n = has_columns ? run_length<VECTOR>(column, columns) : 0;
@@ -77,7 +78,7 @@ __device__ __forceinline__ void add_gradients(const Given& given, const u32* ids
             continue;
         }
         const auto load_dy = [&](u64 f) {
-            return load_run<VECTOR>(given.dy, (first + tile + places[f]) * columns + column, n);
+            return load_run<VECTOR>(given.dy, (u64(first) + tile + places[f]) * columns + column, n);
         };
         in_groups<4>(0, found, 1, load_dy, [&](u64, const Run& dy) {
 #pragma unroll
@@ -103,8 +104,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) embedding_grad(const __gri
     }
     const u64 row = u64(group) * p.vocabulary + *ids;
     if (vectors(p.columns, given.dy, given.d_table)) {
-        add_gradients<true>(given, ids, token, p.group_tokens - place, row, column);
+        add_gradients<true>(given, token, p.group_tokens - place, row, column);
     } else {
-        add_gradients<false>(given, ids, token, p.group_tokens - place, row, column);
+        add_gradients<false>(given, token, p.group_tokens - place, row, column);
     }
 }
