@@ -1,12 +1,17 @@
 //! What only the CUDA backend promises: work that is recorded once and run again, and memory that comes back.
 
-#![expect(clippy::unwrap_used, reason = "tests may panic")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "tests may panic, and their numbers are small"
+)]
 
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::moe::Recipe;
-use dropless_core::ops::{Fill, Offload};
+use dropless_core::ops::{Fill, GemmKind, GroupedGemm, Offload, Operand};
 use dropless_core::{Backend, DType, Error, Memory, Queue};
 use dropless_cuda::{Cuda, CudaOptions};
+use dropless_tests::differential::Random;
 use dropless_tests::moe::{Problem, problem};
 
 /// One rank, or None where there is no device and `DROPLESS_REQUIRE` does not name cuda.
@@ -120,4 +125,68 @@ fn an_offloaded_tensor_comes_back_whole() {
         backend.wait_for(Queue::Compute, &backend.record(Queue::Offload).unwrap()).unwrap();
         assert!(backend.download::<f32>(&x).unwrap().iter().all(|&v| v == f32::from(round)), "round {round}");
     }
+}
+
+/// Outputs of one product of fresh operands: chains of `steps` instructions.
+fn products(b: &dyn Backend, dtype: DType, k: usize, a: &[u8], w: &[u8]) -> Vec<u32> {
+    let rows = a.len() / dtype.size() / k;
+    let n = w.len() / dtype.size() / k;
+    let offsets = b.upload(DType::U32, &[2], &[0, rows as u32]).unwrap();
+    let (a, w) = (b.upload(dtype, &[rows, k], a).unwrap(), b.upload(dtype, &[1, n, k], w).unwrap());
+    let ones = |shape: &[usize]| {
+        let ones = b.alloc(DType::F32, shape, Memory::Device).unwrap();
+        Fill { out: &ones, value: 1.0 }.run(b).unwrap();
+        ones
+    };
+    let (a_scale, w_scale) = (ones(&[rows, k.div_ceil(128)]), ones(&[1, n.div_ceil(128), k.div_ceil(128)]));
+    let [a, w] = match dtype {
+        DType::Bf16 => [Operand::plain(&a), Operand::plain(&w)],
+        _ => {
+            [Operand::Fp8Block { codes: &a, scale_inv: &a_scale }, Operand::Fp8Block { codes: &w, scale_inv: &w_scale }]
+        }
+    };
+    let out = b.alloc(DType::F32, &[rows, n], Memory::Device).unwrap();
+    GroupedGemm { kind: GemmKind::Forward, a, b: w, offsets: &offsets, out: &out, accumulate: false }.run(b).unwrap();
+    // Any NaN equals any other.
+    let canonical = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
+    b.download(&out).unwrap().into_iter().map(canonical).collect()
+}
+
+/// The tensor cores against the model of them, on operands that nobody has seen before.
+#[test]
+fn tensor_cores_follow_the_model_on_fresh_operands() {
+    let Some(cuda) = open() else { return };
+    let host = Host::new(HostOptions::default()).unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let seed = now.as_nanos() as u64;
+    println!("seed {seed}");
+    let mut random = Random(seed);
+    let mut outputs = 0;
+    for k in [16, 32, 64, 128] {
+        // Exponents this far around 1; the last: any bits at all.
+        for spread in [0, 2, 8, 30, 127] {
+            let mut bf16 = |len: usize| -> Vec<u8> {
+                let mut code = |_| {
+                    let exponent = 127 - spread + random.below(2 * spread + 1 + usize::from(spread == 127));
+                    (random.bits() as u16 & 0x807F | (exponent as u16) << 7).to_le_bytes()
+                };
+                (0..len).flat_map(&mut code).collect()
+            };
+            let (a, w) = (bf16(512 * k), bf16(256 * k));
+            let got = products(&cuda, DType::Bf16, k, &a, &w);
+            assert!(got == products(&host, DType::Bf16, k, &a, &w), "bf16, k {k}, spread {spread}, seed {seed}");
+            outputs += got.len();
+        }
+        for nans in [false, true] {
+            let mut e4m3 = |len: usize| -> Vec<u8> {
+                let code = |bits: u32| if !nans && bits & 0x7F == 0x7F { 0x80 } else { bits as u8 };
+                (0..len).map(|_| code(random.bits() & 0xFF)).collect()
+            };
+            let (a, w) = (e4m3(512 * k), e4m3(256 * k));
+            let got = products(&cuda, DType::E4m3, k, &a, &w);
+            assert!(got == products(&host, DType::E4m3, k, &a, &w), "e4m3, k {k}, seed {seed}");
+            outputs += got.len();
+        }
+    }
+    println!("{outputs} outputs, 0 mismatches");
 }
