@@ -1,5 +1,7 @@
 //! The backends of this program, and how to open them.
 
+use std::time::Duration;
+
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::lockstep::Lockstep;
 use dropless_core::{Backend, Error as CoreError, NumericModel};
@@ -9,13 +11,17 @@ use dropless_wgpu::{Wgpu, WgpuOptions};
 use crate::error::Result;
 use crate::options::{BackendKind, TrainOptions};
 
+/// How long a rank waits for the others: the first one writes the last of a large checkpoint alone. A rank that failed is
+/// not waited for.
+const PATIENCE: Duration = Duration::from_secs(1800);
+
 impl TrainOptions {
     fn host(&self, numerics: NumericModel) -> HostOptions {
-        HostOptions { numerics, threads: self.threads, simd: self.simd, ..HostOptions::default() }
+        HostOptions { numerics, threads: self.threads, simd: self.simd, timeout: PATIENCE, ..HostOptions::default() }
     }
 
     fn wgpu(&self, numerics: NumericModel) -> WgpuOptions {
-        WgpuOptions { numerics, adapter: self.adapter.clone(), ..WgpuOptions::default() }
+        WgpuOptions { numerics, adapter: self.adapter.clone(), timeout: PATIENCE, ..WgpuOptions::default() }
     }
 
     fn cuda(&self, numerics: NumericModel) -> dropless_core::Result<Vec<Cuda>> {
@@ -26,7 +32,7 @@ impl TrainOptions {
         Ok(vec![Cuda::new(&CudaOptions { numerics, ..CudaOptions::default() })?])
     }
 
-    /// Opens every rank of a run.
+    /// Opens the ranks that this process drives: of host and wgpu all of them.
     ///
     /// # Errors
     /// [`dropless_core::Error::Unavailable`] when the backend cannot be had here.

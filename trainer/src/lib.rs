@@ -7,6 +7,7 @@ mod backends;
 pub mod bench;
 pub mod checkpoint;
 pub mod cli;
+mod collective;
 pub mod config;
 pub mod data;
 pub mod error;

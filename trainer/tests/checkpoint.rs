@@ -8,15 +8,33 @@ use std::process::Command;
 
 use dropless::Config;
 use dropless::checkpoint::{
-    Checkpoint, Meeting, NamedTensor, Save, State, TensorFiles, digest, newest, remove_incomplete, save,
+    Checkpoint, NamedTensor, Save, Saved, State, TensorFiles, digest, newest, remove_incomplete, save,
 };
 use dropless::data::Position;
+use dropless_core::host::{Host, HostOptions};
+use dropless_core::{Backend, Group};
 use safetensors::Dtype;
 use tempfile::{TempDir, tempdir};
 
 fn state(step: u64) -> State {
     let overrides = ["train.seed=18446744073709551".into(), "train.learning_rate=0.1234567890123456".into()];
     State { step, position: Position { epoch: 3, index: 17 }, config: Config::load(None, &overrides).unwrap() }
+}
+
+/// One rank.
+fn host() -> Host {
+    Host::new(HostOptions { threads: 1, ..HostOptions::default() }).unwrap()
+}
+
+/// What each of `ranks` ranks makes of `work`, all at the same time, with `expert_ranks` of them sharing the experts.
+fn on_ranks<R: Send>(ranks: usize, expert_ranks: usize, work: impl Fn(&dyn Backend) -> R + Sync) -> Vec<R> {
+    let options = HostOptions { threads: 1, expert_ranks: Some(expert_ranks), ..HostOptions::default() };
+    let hosts = Host::ranks(ranks, options).unwrap();
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = hosts.into_iter().map(|host| scope.spawn(move || work(&host))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
 }
 
 fn matrix(name: &str, value: f32) -> NamedTensor {
@@ -28,8 +46,8 @@ fn save_one(out: &Path, step: u64, value: f32, keep: usize) -> dropless::Result<
     let weights = [matrix("lm_head.weight", value)];
     let optimizer = [matrix("exp_avg.lm_head.weight", value), matrix("exp_avg_sq.lm_head.weight", value)];
     let state = state(step);
-    let all = Save { out, rank: 0, ranks: 1, weights: &weights, optimizer: &optimizer, state: &state, keep };
-    Ok(save(&all, &Meeting::new(1))?.unwrap().digest)
+    let all = Save { out, weights: &weights, optimizer: &optimizer, state: &state, keep };
+    Ok(save(&host(), &all)?.unwrap().digest)
 }
 
 fn directory(out: &Path, step: u64) -> PathBuf {
@@ -242,8 +260,8 @@ fn b187_every_element_type_survives_and_an_unknown_one_is_named() {
         tensor("empty", Dtype::F32, &[0, 4], &[]),
     ];
     let state = state(1);
-    let all = Save { out: out.path(), rank: 0, ranks: 1, weights: &weights, optimizer: &[], state: &state, keep: 0 };
-    save(&all, &Meeting::new(1)).unwrap();
+    let all = Save { out: out.path(), weights: &weights, optimizer: &[], state: &state, keep: 0 };
+    save(&host(), &all).unwrap();
     let (checkpoint, _) = find(out.path());
     for tensor in &weights {
         assert_eq!(checkpoint.weights.get(&tensor.name).unwrap(), *tensor);
@@ -307,8 +325,8 @@ fn b132_the_layout_comes_from_the_name_even_when_the_matrix_is_square() {
     let name = "model.layers.1.mlp.experts.0.down_proj.weight";
     let weights = [NamedTensor::f32(name, &[4, 4], &marked)];
     let state = state(1);
-    let all = Save { out: out.path(), rank: 0, ranks: 1, weights: &weights, optimizer: &[], state: &state, keep: 0 };
-    save(&all, &Meeting::new(1)).unwrap();
+    let all = Save { out: out.path(), weights: &weights, optimizer: &[], state: &state, keep: 0 };
+    save(&host(), &all).unwrap();
     let (checkpoint, _) = find(out.path());
     assert_eq!(checkpoint.weights.values(name, &[4, 4]).unwrap(), marked);
     let message = checkpoint.weights.values(name, &[2, 8]).unwrap_err().to_string();
@@ -341,9 +359,8 @@ fn b092_selection_biases_stay_f32() {
     let state = state(1);
     let write = |tensor: NamedTensor| {
         let weights = [tensor];
-        let all =
-            Save { out: out.path(), rank: 0, ranks: 1, weights: &weights, optimizer: &[], state: &state, keep: 0 };
-        save(&all, &Meeting::new(1)).map(drop)
+        let all = Save { out: out.path(), weights: &weights, optimizer: &[], state: &state, keep: 0 };
+        save(&host(), &all).map(drop)
     };
     write(NamedTensor::f32(name, &[247], &biases)).unwrap();
     let (checkpoint, _) = find(out.path());
@@ -362,41 +379,44 @@ fn expert(g: usize) -> String {
     format!("model.layers.1.mlp.experts.{g}.gate_proj.weight")
 }
 
-/// Saves with `ranks` ranks, each its own experts filled with g + 1 (rank 0 also the head).
-fn save_ranks(out: &Path, ranks: usize) -> Vec<dropless::Result<Option<dropless::checkpoint::Saved>>> {
-    let meeting = Meeting::new(ranks);
-    std::thread::scope(|scope| {
-        let start = |rank: usize| {
-            let meeting = &meeting;
-            scope.spawn(move || {
-                let own = EXPERTS / ranks;
-                let mut weights: Vec<NamedTensor> =
-                    (rank * own..(rank + 1) * own).map(|g| matrix(&expert(g), g as f32 + 1.0)).collect();
-                let moments =
-                    |name| weights.iter().map(move |t| NamedTensor { name: format!("{name}.{}", t.name), ..t.clone() });
-                let optimizer: Vec<NamedTensor> = moments("exp_avg").chain(moments("exp_avg_sq")).collect();
-                if rank == 0 {
-                    weights.push(matrix("lm_head.weight", 9.0));
-                }
-                let state = state(1);
-                let (weights, optimizer) = (&weights[..], &optimizer[..]);
-                save(&Save { out, rank, ranks, weights, optimizer, state: &state, keep: 0 }, meeting)
-            })
-        };
-        let threads: Vec<_> = (0..ranks).map(start).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+/// Saves with `ranks` ranks, each of the first `expert_ranks` its own experts filled with g + 1 (rank 0 also the head).
+fn save_ranks(out: &Path, ranks: usize, expert_ranks: usize) -> Vec<dropless::Result<Option<Saved>>> {
+    on_ranks(ranks, expert_ranks, |backend| {
+        let own = if backend.caps().place(Group::Replicas) == 0 { EXPERTS / expert_ranks } else { 0 };
+        let rank = backend.caps().rank;
+        let mut weights: Vec<NamedTensor> =
+            (rank * own..(rank + 1) * own).map(|g| matrix(&expert(g), g as f32 + 1.0)).collect();
+        let moments =
+            |name| weights.iter().map(move |t| NamedTensor { name: format!("{name}.{}", t.name), ..t.clone() });
+        let optimizer: Vec<NamedTensor> = moments("exp_avg").chain(moments("exp_avg_sq")).collect();
+        if rank == 0 {
+            weights.push(matrix("lm_head.weight", 9.0));
+        }
+        let state = state(1);
+        let (weights, optimizer) = (&weights[..], &optimizer[..]);
+        save(backend, &Save { out, weights, optimizer, state: &state, keep: 0 })
     })
 }
 
 #[test]
 fn b180_experts_are_saved_once_under_their_global_names_whatever_the_ranks() {
     let mut digests = Vec::new();
-    for ranks in [1, 2, 4] {
+    for (ranks, expert_ranks) in [(1, 1), (2, 2), (4, 4), (4, 2), (2, 1)] {
         let out = tempdir().unwrap();
-        let saved: Vec<_> = save_ranks(out.path(), ranks).into_iter().map(Result::unwrap).collect();
+        let saved: Vec<_> = save_ranks(out.path(), ranks, expert_ranks).into_iter().map(Result::unwrap).collect();
         assert!(saved[0].is_some() && saved[1..].iter().all(Option::is_none));
         let (checkpoint, _) = find(out.path());
-        assert_eq!(checkpoint.path.join("model.safetensors.index.json").exists(), ranks > 1);
+        let mut files: Vec<String> = (1..=expert_ranks)
+            .map(|part| format!("model-{part:05}-of-{expert_ranks:05}.safetensors"))
+            .chain([String::from("model.safetensors.index.json")])
+            .collect();
+        if expert_ranks == 1 {
+            files = vec!["model.safetensors".into()];
+        }
+        let entries = fs::read_dir(&checkpoint.path).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let mut found: Vec<String> = entries.filter(|name| name.starts_with("model")).collect();
+        found.sort();
+        assert_eq!(found, files, "{ranks} ranks, {expert_ranks} of them share experts");
         let experts: Vec<&str> = checkpoint.weights.names().filter(|name| name.contains("experts")).collect();
         assert_eq!(experts, (0..EXPERTS).map(expert).collect::<Vec<_>>());
         for g in 0..EXPERTS {
@@ -416,36 +436,43 @@ fn b180_experts_are_saved_once_under_their_global_names_whatever_the_ranks() {
 
 #[test]
 fn b180_a_tensor_that_two_ranks_save_is_an_error_for_both() {
-    let out = tempdir().unwrap();
-    let (meeting, state) = (Meeting::new(2), state(1));
+    let (out, state) = (tempdir().unwrap(), state(1));
     let weights = [matrix("lm_head.weight", 1.0)];
-    let start = |rank| {
-        save(
-            &Save { out: out.path(), rank, ranks: 2, weights: &weights, optimizer: &[], state: &state, keep: 0 },
-            &meeting,
-        )
-    };
-    let results =
-        std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || start(rank))).map(|t| t.join().unwrap()));
-    let [first, second] = results.map(|result| result.unwrap_err().to_string());
-    assert!(first.contains("lm_head.weight is in both"), "{first}");
-    assert!(second.contains("another rank"), "{second}");
+    let all = Save { out: out.path(), weights: &weights, optimizer: &[], state: &state, keep: 0 };
+    let errors = on_ranks(2, 2, |backend| save(backend, &all).unwrap_err().to_string());
+    assert!(errors[0].contains("lm_head.weight is in both"), "{errors:?}");
+    assert_eq!(errors[1], "rank 1: checkpoint: rank 0 failed");
+    assert!(listing(out.path()).is_empty());
+}
+
+#[test]
+fn a_rank_that_cannot_write_its_part_leaves_no_checkpoint() {
+    let (out, state) = (tempdir().unwrap(), state(1));
+    let bias = "model.layers.1.mlp.gate.e_score_correction_bias";
+    let errors = on_ranks(2, 2, |backend| {
+        let bad = NamedTensor { name: bias.into(), dtype: Dtype::BF16, shape: vec![1], bytes: vec![0, 0] };
+        let weights = [[matrix("lm_head.weight", 1.0)], [bad]];
+        let weights = &weights[backend.caps().rank];
+        save(backend, &Save { out: out.path(), weights, optimizer: &[], state: &state, keep: 0 })
+            .unwrap_err()
+            .to_string()
+    });
+    assert_eq!(errors[0], "rank 0: checkpoint: rank 1 failed");
+    assert!(errors[1].contains("must be F32"), "{errors:?}");
     assert!(listing(out.path()).is_empty());
 }
 
 #[test]
 fn a_rank_that_is_gone_is_not_waited_for() {
-    let out = tempdir().unwrap();
-    let (meeting, state) = (Meeting::new(2), state(1));
-    let all = Save { out: out.path(), rank: 0, ranks: 2, weights: &[], optimizer: &[], state: &state, keep: 0 };
-    let error = std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| save(&all, &meeting).unwrap_err().to_string());
-        scope.spawn(|| drop(meeting.seat()));
-        waiting.join().unwrap()
+    let (out, state) = (tempdir().unwrap(), state(1));
+    let all = Save { out: out.path(), weights: &[], optimizer: &[], state: &state, keep: 0 };
+    let errors = on_ranks(2, 2, |backend| {
+        // Rank 1 goes away without a word; nor is it waited for later.
+        let save = || save(backend, &all).unwrap_err().to_string();
+        (backend.caps().rank == 0).then(|| [save(), save()])
     });
-    assert!(error.contains("another rank"), "{error}");
-    assert!(save(&all, &meeting).is_err(), "nor later");
-    assert!(listing(out.path()).is_empty());
+    assert_eq!(errors, [Some([const { "rank 0: all_to_all: rank 1 left" }; 2].map(str::to_owned)), None]);
+    assert!(!out.path().join("checkpoints").exists());
 }
 
 const FULL_DISK: &str = "DROPLESS_TEST_FULL_DISK";
@@ -457,9 +484,8 @@ fn a_full_disk_is_an_error_that_leaves_older_checkpoints_and_no_trace() {
     if let Ok(out) = std::env::var(FULL_DISK) {
         let weights = [NamedTensor::f32("lm_head.weight", &[4096], &[1.0; 4096])];
         let state = state(2);
-        let all =
-            Save { out: out.as_ref(), rank: 0, ranks: 1, weights: &weights, optimizer: &[], state: &state, keep: 1 };
-        println!("failed with: {}", save(&all, &Meeting::new(1)).unwrap_err());
+        let all = Save { out: out.as_ref(), weights: &weights, optimizer: &[], state: &state, keep: 1 };
+        println!("failed with: {}", save(&host(), &all).unwrap_err());
         return;
     }
     let out = tempdir().unwrap();

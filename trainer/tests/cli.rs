@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use dropless::checkpoint::{Meeting, NamedTensor, Save, State, TensorFiles, newest, save};
+use dropless::checkpoint::{NamedTensor, Save, State, TensorFiles, newest, save};
 use dropless::config::single;
+use dropless_core::host::{Host, HostOptions};
 use tempfile::{TempDir, tempdir};
 
 /// The smallest model with every kind of layer, on a small text.
@@ -341,9 +342,8 @@ fn a_weight_that_is_not_finite_is_named_whatever_rank_has_it() {
         weights.iter_mut().find(|t| t.name == weight).unwrap().bytes[..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
         let state = State { step: 2, ..good.state };
         let out = dir.path().join("run");
-        let bad =
-            Save { out: &out, rank: 0, ranks: 1, weights: &weights, optimizer: &optimizer, state: &state, keep: 0 };
-        save(&bad, &Meeting::new(1)).unwrap();
+        let bad = Save { out: &out, weights: &weights, optimizer: &optimizer, state: &state, keep: 0 };
+        save(&Host::new(HostOptions::default()).unwrap(), &bad).unwrap();
         for ranks in ["1", "2", "4"] {
             let run = dropless(dir.path(), &["train", "--resume", "--out", "run", "--steps", "5", "--ranks", ranks]);
             assert_refused(&run, &["step 3", weight, "not finite", "step-000002"]);

@@ -2,13 +2,16 @@
 //! however often they were killed.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use dropless::Result;
 use dropless::config::Config;
 use dropless::options::{BackendKind, TrainOptions};
 use dropless::train;
+use dropless_core::Backend;
 use dropless_core::host::Simd;
 
 /// A small model with everything in it: groups, a shared expert, a multi-token-prediction module, low-rank queries, two
@@ -47,7 +50,7 @@ fn digest(config: &Config, change: impl FnOnce(&mut TrainOptions)) -> String {
     let out = tempfile::tempdir().unwrap();
     let mut options = options(out.path());
     change(&mut options);
-    train::run(config, &options).unwrap().digest
+    train::run(config, &options).unwrap().unwrap().digest
 }
 
 #[test]
@@ -109,9 +112,63 @@ fn b193_a_checkpoint_of_two_ranks_goes_on_with_one_two_and_four() {
         // Go back to the middle.
         std::fs::remove_dir_all(out.path().join("checkpoints/step-000020")).unwrap();
         let rest = TrainOptions { ranks, resume: true, ..options(out.path()) };
-        let summary = train::run(&stopped, &rest).unwrap();
+        let summary = train::run(&stopped, &rest).unwrap().unwrap();
         assert_eq!((summary.steps, summary.digest), (20, expected.clone()), "{ranks} ranks");
     }
+}
+
+/// The files of every checkpoint in `out`, by their paths there.
+fn files(out: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = |dir: &Path| std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let paths = entries(&out.join("checkpoints")).iter().flat_map(|checkpoint| entries(checkpoint)).collect::<Vec<_>>();
+    paths.iter().map(|path| (path.strip_prefix(out).unwrap().to_owned(), std::fs::read(path).unwrap())).collect()
+}
+
+/// Trains with each rank on its own, as in processes of their own: they share an exchange, and files.
+fn apart(config: &Config, of_rank: impl Fn(usize) -> (Config, TrainOptions) + Sync) -> Vec<Result<Option<String>>> {
+    let ranks = of_rank(0).1.open_ranks(config.train.numerics.into()).unwrap();
+    std::thread::scope(|scope| {
+        let start = |rank: Box<dyn Backend>| {
+            let (config, options) = of_rank(rank.caps().rank);
+            scope.spawn(move || Ok(train::run_on(vec![rank], &config, &options)?.map(|summary| summary.digest)))
+        };
+        let threads: Vec<_> = ranks.into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn ranks_of_different_processes_leave_the_same_files() {
+    let config = config(&["train.steps=4", "train.checkpoint_interval=2", "train.keep_checkpoints=0"]);
+    let (together, separate) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let expected = train::run(&config, &TrainOptions { ranks: 4, ..options(together.path()) }).unwrap().unwrap().digest;
+    // Only the first rank's directory counts, and it is only there that the place to go on is looked for.
+    let of_rank = |rank: usize| {
+        let out = if rank == 0 { separate.path().to_owned() } else { PathBuf::from("/nowhere") };
+        (config.clone(), TrainOptions { ranks: 4, resume: true, ..options(&out) })
+    };
+    for _ in 0..2 {
+        let digests: Vec<_> = apart(&config, of_rank).into_iter().map(|result| result.unwrap()).collect();
+        assert_eq!(digests, [Some(expected.clone()), None, None, None]);
+        assert_eq!(files(separate.path()), files(together.path()));
+        // The second time they go on from the middle.
+        std::fs::remove_dir_all(separate.path().join("checkpoints/step-000004")).unwrap();
+    }
+    let lines = std::fs::read_to_string(separate.path().join("metrics.jsonl")).unwrap().lines().count();
+    assert_eq!(lines, 4);
+}
+
+#[test]
+fn processes_with_different_configurations_do_not_start() {
+    let (out, config) = (tempfile::tempdir().unwrap(), config(&["train.steps=1"]));
+    let of_rank = |rank: usize| {
+        let config = config.with(&[format!("train.seed={}", 1 + rank / 3)]).unwrap();
+        (config, TrainOptions { ranks: 4, ..options(out.path()) })
+    };
+    for result in apart(&config, of_rank) {
+        assert_eq!(result.unwrap_err().to_string(), "rank 3 has another configuration than rank 0");
+    }
+    assert!(!out.path().join("checkpoints").exists());
 }
 
 #[test]
@@ -152,7 +209,7 @@ fn any_gpu_has_the_digest_of_the_host() {
         let config = config(&[&format!("train.recipe=\"{recipe}\"")]);
         let steps = |backend, ranks| {
             let options = TrainOptions { backend, ranks, ..TrainOptions::default() };
-            train::steps_in_memory(&config, &options, 2).unwrap()
+            train::steps_in_memory(&config, &options, 2).unwrap().unwrap()
         };
         let expected = steps(BackendKind::Host, 1);
         for ranks in [1, 2] {

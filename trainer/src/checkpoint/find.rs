@@ -37,21 +37,7 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Checkpoint`] or [`Error::Io`], naming the file and what is wrong with it.
     pub fn open(path: &Path) -> Result<Checkpoint> {
-        let file = path.join(STATE);
-        let text = fs::read(&file).map_err(Error::io(&file))?;
-        let damaged = |e: serde_json::Error| Error::checkpoint(&file, format!("is damaged: {e}"));
-        let value: serde_json::Value = serde_json::from_slice(&text).map_err(damaged)?;
-        match value.get("format").and_then(serde_json::Value::as_u64) {
-            Some(format) if format == u64::from(FORMAT) => {}
-            Some(format) => {
-                return Err(Error::checkpoint(&file, format!("has format {format}, this program reads {FORMAT}")));
-            }
-            None => return Err(Error::checkpoint(&file, "is damaged: it names no format")),
-        }
-        let manifest: Manifest = serde_json::from_value(value).map_err(damaged)?;
-        if manifest.seal != manifest.expected_seal() {
-            return Err(Error::checkpoint(&file, "is damaged: its contents are not what was written"));
-        }
+        let manifest = manifest(path)?;
         for (name, expected) in &manifest.files {
             let file = path.join(name);
             let found = tensors::record(&file)?;
@@ -63,10 +49,42 @@ impl Checkpoint {
                 return Err(Error::checkpoint(&file, "is damaged: its contents are not what was written"));
             }
         }
+        Checkpoint::described(path, manifest)
+    }
+
+    /// Opens a checkpoint that another process has compared with its record.
+    ///
+    /// # Errors
+    /// As [`open`](Checkpoint::open), as far as damage shows.
+    pub fn reopen(path: &Path) -> Result<Checkpoint> {
+        Checkpoint::described(path, manifest(path)?)
+    }
+
+    fn described(path: &Path, manifest: Manifest) -> Result<Checkpoint> {
         let weights = TensorFiles::open(path, "model")?;
         let optimizer = TensorFiles::open(path, "optimizer")?;
         Ok(Checkpoint { path: path.to_owned(), state: manifest.state, digest: manifest.digest, weights, optimizer })
     }
+}
+
+/// The record of a checkpoint, as it was written.
+fn manifest(path: &Path) -> Result<Manifest> {
+    let file = path.join(STATE);
+    let text = fs::read(&file).map_err(Error::io(&file))?;
+    let damaged = |e: serde_json::Error| Error::checkpoint(&file, format!("is damaged: {e}"));
+    let value: serde_json::Value = serde_json::from_slice(&text).map_err(damaged)?;
+    match value.get("format").and_then(serde_json::Value::as_u64) {
+        Some(format) if format == u64::from(FORMAT) => {}
+        Some(format) => {
+            return Err(Error::checkpoint(&file, format!("has format {format}, this program reads {FORMAT}")));
+        }
+        None => return Err(Error::checkpoint(&file, "is damaged: it names no format")),
+    }
+    let manifest: Manifest = serde_json::from_value(value).map_err(damaged)?;
+    if manifest.seal != manifest.expected_seal() {
+        return Err(Error::checkpoint(&file, "is damaged: its contents are not what was written"));
+    }
+    Ok(manifest)
 }
 
 /// The newest undamaged checkpoint of the run in `out`. Nothing is changed there: the run may still be saving.

@@ -1,8 +1,8 @@
 //! What a run leaves behind: `OUT/checkpoints/step-000020/`, complete or not there.
 //!
 //! ```text
-//! model.safetensors        weights under their Hugging Face names (several ranks: model-00001-of-00004.safetensors
-//!                          and so on, with model.safetensors.index.json)
+//! model.safetensors        weights under their Hugging Face names (if several ranks share the experts:
+//!                          model-00001-of-00004.safetensors and so on, with model.safetensors.index.json)
 //! optimizer.safetensors    exp_avg.NAME and exp_avg_sq.NAME, likewise
 //! config.json              the model for Hugging Face libraries
 //! state.json               step, place in the data, configuration, digest, and each file's size and hash
@@ -17,7 +17,8 @@ mod tensors;
 
 pub use digest::digest;
 pub use find::{Checkpoint, Found, newest, remove_incomplete};
-pub use save::{Meeting, Save, Saved, Seat, directory, save};
+pub(crate) use save::text;
+pub use save::{Save, Saved, directory, save};
 pub use tensors::{NamedTensor, TensorFiles};
 
 use std::collections::BTreeMap;

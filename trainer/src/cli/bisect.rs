@@ -46,7 +46,9 @@ pub(super) fn run(args: BisectArgs) -> Result<ExitCode> {
     let options = TrainOptions { backend, ..options };
     match steps_in_memory(&config, &options, args.steps) {
         Ok(digest) => {
-            say(format_args!("no op differs from the host in {} steps; digest {digest}", args.steps));
+            if let Some(digest) = digest {
+                say(format_args!("no op differs from the host in {} steps; digest {digest}", args.steps));
+            }
             Ok(ExitCode::SUCCESS)
         }
         Err(Error::Core(CoreError::Device { what, op, .. })) if what.contains("differs from host") => {

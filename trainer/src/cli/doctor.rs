@@ -7,7 +7,6 @@ use dropless_cuda::DeviceReport;
 use dropless_wgpu::AdapterReport;
 
 use crate::config::Config;
-use crate::error::Result;
 use crate::options::{BackendKind, TrainOptions};
 use crate::train::steps_in_memory;
 
@@ -78,7 +77,7 @@ const TINY: [&str; 10] = [
 fn check(backend: BackendKind, adapter: Option<usize>) -> String {
     let adapter = adapter.map(|index| index.to_string());
     let options = TrainOptions { backend, adapter, ..TrainOptions::default() };
-    let step = || -> Result<String> { steps_in_memory(&Config::load(None, &TINY.map(str::to_owned))?, &options, 1) };
+    let step = || steps_in_memory(&Config::load(None, &TINY.map(str::to_owned))?, &options, 1);
     match step() {
         Ok(_) => "available, a training step has the bits of the host".into(),
         Err(error) => format!("unusable: {error}"),

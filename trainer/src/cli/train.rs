@@ -54,17 +54,21 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
         return Ok(());
     }
     let mut options = args.machine.options(PathBuf::new(), args.resume)?;
+    let ranks = options.open_ranks(config.train.numerics.into())?;
+    if !train::ranks::lead(&ranks) {
+        return train::run_on(ranks, &config, &options).map(drop);
+    }
     let fresh = resumed.is_none();
     options.out = match resumed {
         Some(out) => out,
         None => runs::new(args.out.as_deref())?,
     };
     say(format_args!("run in {}", options.out.display()));
-    let result = train::run(&config, &options);
+    let result = train::run_on(ranks, &config, &options);
     if fresh && result.is_err() {
         runs::remove_if_not_begun(&options.out);
     }
-    let summary = result?;
+    let Some(summary) = result? else { return Ok(()) };
     if let Some(loss) = summary.loss {
         say(format_args!("training loss {loss:.4} at step {}", summary.steps));
     }

@@ -20,15 +20,15 @@ pub struct Validation {
     pub unigram: f64,
 }
 
-/// The loss of a checkpoint on the whole validation text of `config`.
+/// The loss of a checkpoint on the whole validation text of `config`; None where the first rank lives in another process.
 ///
 /// # Errors
 /// A configuration or text that does not fit, tensors that cannot be read, and failures of the ranks.
-pub fn evaluate(config: &Config, checkpoint: &Checkpoint, options: &TrainOptions) -> Result<Validation> {
+pub fn evaluate(config: &Config, checkpoint: &Checkpoint, options: &TrainOptions) -> Result<Option<Validation>> {
     config.check(options.ranks)?;
     config.check_data()?;
     let (_, validation) = Corpus::load(config)?;
-    let losses = ranks::run(options, config.train.numerics.into(), |backend| {
+    let loss = ranks::run(options.open_ranks(config.train.numerics.into())?, |backend| {
         let ranks = backend.caps().ranks;
         let train = &config.train;
         let tokens =
@@ -37,7 +37,7 @@ pub fn evaluate(config: &Config, checkpoint: &Checkpoint, options: &TrainOptions
         state::load(backend, &mut model, &checkpoint.weights, None)?;
         mean_loss(backend, config, &tokens, &model, &validation, 0)
     })?;
-    Ok(Validation { loss: losses[0], unigram: validation.unigram_entropy() })
+    Ok(loss.map(|loss| Validation { loss, unigram: validation.unigram_entropy() }))
 }
 
 /// The mean loss over that many batches of the text, or over all of it for 0, in nats per token; the same on every rank.

@@ -7,27 +7,28 @@ use dropless_core::nn::Tokens;
 
 use super::{optimizer, ranks, state, step};
 use crate::checkpoint::digest;
+use crate::collective::gather_bytes;
 use crate::config::Config;
 use crate::data::{Corpus, Position, Stream};
 use crate::error::Result;
 use crate::model::Model;
 use crate::options::TrainOptions;
 
-/// Trains from the initial weights, without files; returns the digest of weights and optimizer state.
+/// Trains from the initial weights, without files; returns the digest of weights and optimizer state, or None where the
+/// first rank lives in another process.
 ///
 /// # Errors
 /// A configuration or text that does not fit, and failures of the ranks.
-pub fn steps_in_memory(config: &Config, options: &TrainOptions, steps: u64) -> Result<String> {
+pub fn steps_in_memory(config: &Config, options: &TrainOptions, steps: u64) -> Result<Option<String>> {
     config.check(options.ranks)?;
     config.check_data()?;
     let (train, _) = Corpus::load(config)?;
     let train = Arc::new(train);
-    let hashes =
-        ranks::run(options, config.train.numerics.into(), |backend| on_rank(backend, config, train.clone(), steps))?;
-    Ok(digest(hashes.into_iter().flatten()))
+    let ranks = options.open_ranks(config.train.numerics.into())?;
+    ranks::run(ranks, |backend| on_rank(backend, config, train.clone(), steps))
 }
 
-fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Corpus>, steps: u64) -> Result<Vec<(String, [u8; 32])>> {
+fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Corpus>, steps: u64) -> Result<String> {
     let (train, ranks) = (&config.train, backend.caps().ranks);
     let tokens =
         Tokens::new(backend, train.micro_batch_size / ranks, train.sequence_length, train.grad_shards / ranks)?;
@@ -40,5 +41,11 @@ fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Corpus>, steps: u64
         optimizer::update(backend, &mut model, train, &gradients, &counts, step)?;
     }
     let (weights, optimizer) = state::tensors(backend, &model)?;
-    Ok(weights.iter().chain(&optimizer).map(|t| (t.name.clone(), t.hash())).collect())
+    let mine: Vec<(String, [u8; 32])> = weights.iter().chain(&optimizer).map(|t| (t.name.clone(), t.hash())).collect();
+    let mine = serde_json::to_vec(&mine).unwrap_or_else(|e| unreachable!("plain data: {e}"));
+    let mut hashes: Vec<(String, [u8; 32])> = Vec::new();
+    for theirs in gather_bytes(backend, &mine)? {
+        hashes.extend::<Vec<_>>(serde_json::from_slice(&theirs).unwrap_or_else(|e| unreachable!("as written: {e}")));
+    }
+    Ok(digest(hashes))
 }

@@ -1,8 +1,8 @@
 //! Training: [`run`] drives every rank through the steps of a configuration.
 //!
 //! `inputs` brings batches to the device, `step` computes gradients, `optimizer` turns those of all ranks into new weights,
-//! `state` exchanges tensors with checkpoints, `ranks` runs in-process ranks, `in_memory` leaves no files behind, `reference` computes another framework's
-//! model directory.
+//! `state` exchanges tensors with checkpoints, `ranks` runs the ranks of this process, `in_memory` leaves no files behind,
+//! `reference` computes another framework's model directory.
 
 mod evaluate;
 mod in_memory;
@@ -19,13 +19,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dropless_core::nn::Tokens;
-use dropless_core::{Backend, DType, Error as CoreError, Tensor};
+use dropless_core::{Backend, Error as CoreError, Tensor};
 
 pub use evaluate::{Validation, evaluate};
 pub use in_memory::steps_in_memory;
 pub use step::StepResult;
 
-use crate::checkpoint::{self, Checkpoint, Meeting, Save, State};
+use crate::checkpoint::{self, Checkpoint, Save, State};
+use crate::collective::{broadcast, gather_number, same};
 use crate::config::Config;
 use crate::data::{Corpus, Position, Stream};
 use crate::error::{Error, Result};
@@ -56,28 +57,41 @@ pub struct Summary {
     pub checkpoint: PathBuf,
 }
 
-/// What all ranks of a run share.
+/// What the ranks of this process share.
 struct Run<'a> {
     config: &'a Config,
     options: &'a TrainOptions,
     train: Arc<Corpus>,
     validation: Corpus,
+    /// Hash of both texts.
+    text: blake3::Hash,
+    /// Where the run goes on; known where the first rank is.
     from: Option<Checkpoint>,
-    meeting: Meeting,
 }
 
-/// Trains as configured, from the beginning or from the newest checkpoint in `options.out`.
+/// Trains as configured, from the beginning or from the newest checkpoint in `options.out`. The summary is there in the
+/// process of the first rank.
 ///
 /// # Errors
 /// A configuration or text that does not fit, a checkpoint that cannot be read or written, [`Error::NonFinite`], and
 /// failures of the ranks. The checkpoints written before stay.
-pub fn run(config: &Config, options: &TrainOptions) -> Result<Summary> {
+pub fn run(config: &Config, options: &TrainOptions) -> Result<Option<Summary>> {
+    run_on(options.open_ranks(config.train.numerics.into())?, config, options)
+}
+
+/// The same with ranks that are open. Other processes drive the others: they have the same configuration, text and file
+/// system, and nothing else has to be shared. `options.out` counts in the process of the first rank.
+///
+/// # Errors
+/// As [`run`]; and when the processes have different configurations or texts.
+pub fn run_on(ranks: Vec<Box<dyn Backend>>, config: &Config, options: &TrainOptions) -> Result<Option<Summary>> {
     config.check(options.ranks)?;
     config.check_data()?;
     let (train, validation) = Corpus::load(config)?;
+    let leads = ranks::lead(&ranks);
     let mut from = None;
-    let _lock = lock(&options.out)?;
-    if options.resume {
+    let _lock = if leads { Some(lock(&options.out)?) } else { None };
+    if leads && options.resume {
         checkpoint::remove_incomplete(&options.out)?.iter().for_each(|note| eprintln!("{note}"));
         let found = checkpoint::newest(&options.out)?;
         found.notes.iter().for_each(|note| eprintln!("{note}"));
@@ -87,14 +101,17 @@ pub fn run(config: &Config, options: &TrainOptions) -> Result<Summary> {
         from = found.checkpoint;
     }
     let unigram = validation.unigram_entropy();
-    let run = Run { config, options, train: Arc::new(train), validation, from, meeting: Meeting::new(options.ranks) };
-    let mut ends = ranks::run(options, config.train.numerics.into(), |backend| {
-        let _seat = run.meeting.seat();
-        Rank::new(&run, backend)?.train()
-    })?;
-    let End { steps, loss, validation, saved } = ends.swap_remove(0);
-    let checkpoint::Saved { path: checkpoint, digest } = saved.expect("the first rank saves last");
-    Ok(Summary { steps, loss, validation, unigram, digest, checkpoint })
+    let mut text = blake3::Hasher::new();
+    for corpus in [&train, &validation] {
+        text.update(bytemuck::cast_slice(corpus.tokens()));
+    }
+    let text = text.finalize();
+    let run = Run { config, options, train: Arc::new(train), validation, text, from };
+    let end = ranks::run(ranks, |backend| Rank::new(&run, backend)?.train())?;
+    Ok(end.map(|End { steps, loss, validation, saved }| {
+        let checkpoint::Saved { path: checkpoint, digest } = saved.expect("the first rank saves last");
+        Summary { steps, loss, validation, unigram, digest, checkpoint }
+    }))
 }
 
 /// Holds the run in `out` until it is dropped, so that no other process writes there; the system lets go of it when this
@@ -116,6 +133,18 @@ fn write_config(out: &Path, config: &Config) -> Result<()> {
     let (temporary, path) = (out.join("config.toml.tmp"), out.join(CONFIG));
     fs::write(&temporary, config.to_toml()).map_err(Error::io(&temporary))?;
     fs::rename(&temporary, &path).map_err(Error::io(&path))
+}
+
+impl Run<'_> {
+    /// The checkpoint where the run goes on, if the first rank found it in another process.
+    fn reopen(&self, backend: &dyn Backend) -> Result<Option<Checkpoint>> {
+        let found = self.from.as_ref().map_or(Ok(""), |checkpoint| checkpoint::text(&checkpoint.path))?;
+        let path = broadcast(backend, found)?;
+        if path.is_empty() || self.from.is_some() {
+            return Ok(None);
+        }
+        Checkpoint::reopen(path.as_ref()).map(Some)
+    }
 }
 
 /// One rank's view of a run.
@@ -150,13 +179,16 @@ struct End {
 impl<'a> Rank<'a> {
     fn new(run: &'a Run<'a>, backend: &'a dyn Backend) -> Result<Rank<'a>> {
         let (config, train) = (run.config, &run.config.train);
+        same(backend, "configuration", config.to_toml().as_bytes())?;
+        same(backend, "text", run.text.as_bytes())?;
         let ranks = backend.caps().ranks;
         let tokens =
             Tokens::new(backend, train.micro_batch_size / ranks, train.sequence_length, train.grad_shards / ranks)?;
         let mut model = Model::new(backend, config, &tokens)?;
+        let reopened = run.reopen(backend)?;
         let (mut position, mut done) = (Position::default(), 0);
         let (mut saved, mut saved_step) = (None, None);
-        match &run.from {
+        match run.from.as_ref().or(reopened.as_ref()) {
             None => state::initialise(backend, &mut model, train.seed, config.model.initializer_range)?,
             Some(checkpoint) => {
                 state::load(backend, &mut model, &checkpoint.weights, Some(&checkpoint.optimizer))?;
@@ -183,7 +215,7 @@ impl<'a> Rank<'a> {
     fn train(mut self) -> Result<End> {
         let train = &self.run.config.train;
         let mut loss = None;
-        if self.run.from.is_none() && train.steps == 0 {
+        if self.saved_step.is_none() && train.steps == 0 {
             self.save()?;
         }
         while self.done < train.steps {
@@ -256,8 +288,7 @@ impl<'a> Rank<'a> {
                 break;
             }
         }
-        let place = self.backend.upload(DType::U32, &[1], &[u32::try_from(mine).unwrap_or(u32::MAX)])?;
-        let places: Vec<u32> = self.backend.download(&optimizer::gather(self.backend, &place)?)?;
+        let places = gather_number(self.backend, u32::try_from(mine).unwrap_or(u32::MAX))?;
         let first = (0..places.len()).min_by_key(|&rank| places[rank]).unwrap_or(0);
         let rank = self.backend.caps().rank;
         if rank != first {
@@ -293,14 +324,12 @@ impl<'a> Rank<'a> {
         let state = State { step: self.done, position: self.stream.position(), config: run.config.clone() };
         let save = Save {
             out: &run.options.out,
-            rank: self.backend.caps().rank,
-            ranks: self.backend.caps().ranks,
             weights: &weights,
             optimizer: &optimizer,
             state: &state,
             keep: run.config.train.keep_checkpoints,
         };
-        self.saved = checkpoint::save(&save, &run.meeting)?;
+        self.saved = checkpoint::save(self.backend, &save)?;
         self.saved_step = Some(self.done);
         Ok(())
     }

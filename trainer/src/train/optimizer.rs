@@ -3,19 +3,11 @@
 use dropless_core::ops::{AdamW, AllToAll, BiasUpdate, ClipScale, GatherRows, SumRows, SumSquares, TreeSum};
 use dropless_core::{Backend, DType, Group, Memory, Tensor};
 
+use crate::collective::gather;
 use crate::config::{TrainConfig, single};
 use crate::error::Result;
 use crate::model::{Arena, Model, ROW};
 use crate::schedule;
-
-/// All ranks' values of one tensor, `[ranks, ...]`.
-pub(super) fn gather(backend: &dyn Backend, x: &Tensor) -> Result<Tensor> {
-    let mut shape = vec![backend.caps().ranks];
-    shape.extend(x.shape());
-    let all = backend.alloc(x.dtype(), &shape, Memory::Device)?;
-    AllToAll { group: Group::World, send: x, recv: &all, counts: None }.run_in_order(backend)?;
-    Ok(all)
-}
 
 /// The gradients of a step, the same on every rank, and their norm.
 #[derive(Debug)]
@@ -47,7 +39,7 @@ fn reduce_ranks(backend: &dyn Backend, sum: Tensor) -> Result<Tensor> {
         .run_in_order(backend)?;
     let mine = backend.alloc(DType::F32, &[piece], Memory::Device)?;
     TreeSum { parts: &parts, out: &mine }.run(backend)?;
-    Ok(gather(backend, &mine)?.reshape(&[ranks * piece])?)
+    Ok(gather(backend, Group::World, &mine)?.reshape(&[ranks * piece])?)
 }
 
 /// Sums of squares in the one order that does not depend on the ranks: all replicated gradients, then each expert of
@@ -74,7 +66,7 @@ fn squares(backend: &dyn Backend, model: &Model, replicated: &Tensor) -> Result<
         SumRows { x: &by_row, out: &mine.slice(p * local, (p + 1) * local)? }.run(backend)?;
     }
     // From (rank, parameter, local expert) to (parameter, global expert).
-    let all = gather(backend, &mine)?.reshape(&[ranks * experts.len() * local, 1])?;
+    let all = gather(backend, Group::World, &mine)?.reshape(&[ranks * experts.len() * local, 1])?;
     let order: Vec<u32> = (0..experts.len())
         .flat_map(|p| (0..ranks).flat_map(move |r| (0..local).map(move |l| (r, p, l))))
         .map(|(r, p, l)| u32::try_from((r * experts.len() + p) * local + l))

@@ -1,11 +1,15 @@
-//! In-process ranks: one thread for each, all running the same function.
+//! The ranks that this process drives: one thread for each, all running the same function.
 
-use dropless_core::{Backend, Error as CoreError, NumericModel};
+use dropless_core::{Backend, Error as CoreError};
 
 use crate::error::{Error, Result};
-use crate::options::TrainOptions;
 
-/// Runs `work` on every rank and returns what each made of it.
+/// Whether the first rank is among these. It alone prints, and writes what a run has once.
+pub fn lead(ranks: &[Box<dyn Backend>]) -> bool {
+    ranks.iter().any(|rank| rank.caps().rank == 0)
+}
+
+/// Runs `work` on these ranks and returns what the first one made of it; None where it lives in another process.
 ///
 /// When a rank fails, its backend goes away and the others' collectives fail; what is reported is the first failure that
 /// is not such a consequence.
@@ -13,11 +17,10 @@ use crate::options::TrainOptions;
 /// # Errors
 /// That failure.
 pub fn run<T: Send>(
-    options: &TrainOptions,
-    numerics: NumericModel,
+    ranks: Vec<Box<dyn Backend>>,
     work: impl Fn(&dyn Backend) -> Result<T> + Sync,
-) -> Result<Vec<T>> {
-    let ranks = options.open_ranks(numerics)?;
+) -> Result<Option<T>> {
+    let leads = lead(&ranks);
     let results: Vec<Result<T>> = std::thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || work(&*rank))).collect();
@@ -33,7 +36,7 @@ pub fn run<T: Send>(
         }
     }
     if failures.is_empty() {
-        return Ok(done);
+        return Ok(done.into_iter().next().filter(|_| leads));
     }
     let root = failures.iter().position(|e| !consequence(e)).unwrap_or(0);
     Err(failures.swap_remove(root))

@@ -4,31 +4,31 @@ use std::path::Path;
 
 use dropless_core::nn::Tokens;
 use dropless_core::ops::NONE;
-use dropless_core::{Backend, NumericModel};
+use dropless_core::{Backend, DType, Group, NumericModel};
 
 use super::inputs::{Scales, upload};
 use super::{ranks, state, step};
 use crate::checkpoint::TensorFiles;
+use crate::collective::gather;
 use crate::config::{Activations, Config, ModelConfig, Recipe};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::options::TrainOptions;
 
+/// Tensors by name.
+pub type Named = Vec<(String, Vec<f32>)>;
+
 /// Computes what `expected.safetensors` of a model directory holds: `logits.f32`, `loss.f32` and `grad.*`.
 ///
 /// The directory has `config.json`, `model.safetensors` and token ids `input_ids` `[sequences, tokens]` in
 /// `expected.safetensors`. The loss is the mean cross-entropy of the next token. Experts' gradients come as the other
-/// frameworks hold them, `experts.gate_up_proj` `[experts, 2 * i, h]` and `experts.down_proj` `[experts, h, i]`.
+/// frameworks hold them, `experts.gate_up_proj` `[experts, 2 * i, h]` and `experts.down_proj` `[experts, h, i]`. None where
+/// the first rank lives in another process.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] for files that do not fit; those of the ops.
-pub fn compute(
-    dir: &Path,
-    numerics: NumericModel,
-    recipe: Recipe,
-    options: &TrainOptions,
-) -> Result<Vec<(String, Vec<f32>)>> {
+pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &TrainOptions) -> Result<Option<Named>> {
     let mut model = ModelConfig::from_hf(&dir.join("config.json"))?;
     let weights = TensorFiles::open(dir, "model")?;
     let first = format!("model.layers.{}.eh_proj.weight", model.num_hidden_layers);
@@ -54,30 +54,12 @@ pub fn compute(
     }
     config.check(options.ranks)?;
 
-    let parts = ranks::run(options, numerics, |backend| on_rank(backend, &config, &weights, &batch))?;
-    let mut out: Vec<(String, Vec<f32>)> = Vec::new();
-    for (rank, part) in parts.into_iter().enumerate() {
-        for (name, values) in part {
-            // Logits and experts of the ranks follow each other; the rest is the same on all of them.
-            let shared = rank > 0 && name != LOGITS && !name.contains(".experts.");
-            match out.iter_mut().find(|(n, _)| *n == name) {
-                Some(_) if shared => {}
-                Some((_, all)) => all.extend(values),
-                None => out.push((name, values)),
-            }
-        }
-    }
-    Ok(out)
+    ranks::run(options.open_ranks(numerics)?, |backend| on_rank(backend, &config, &weights, &batch))
 }
 
 const LOGITS: &str = "logits.f32";
 
-fn on_rank(
-    backend: &dyn Backend,
-    config: &Config,
-    weights: &TensorFiles,
-    batch: &Batch,
-) -> Result<Vec<(String, Vec<f32>)>> {
+fn on_rank(backend: &dyn Backend, config: &Config, weights: &TensorFiles, batch: &Batch) -> Result<Named> {
     let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
     let tokens = Tokens::new(backend, batch.sequences() / ranks, batch.sequence, 1)?;
     let mut model = Model::new(backend, config, &tokens)?;
@@ -93,6 +75,16 @@ fn on_rank(
             Some((_, all)) => all.extend(values),
             None => out.push((name, values)),
         }
+    }
+    for (name, values) in &mut out {
+        // Sequences and experts of the ranks follow each other; the rest is the same on all of them.
+        let group = match name {
+            logits if logits == LOGITS => Group::World,
+            expert if expert.contains(".experts.") => Group::Experts,
+            _ => continue,
+        };
+        let mine = backend.upload(DType::F32, &[values.len()], values)?;
+        *values = backend.download(&gather(backend, group, &mine)?)?;
     }
     Ok(out)
 }

@@ -1,6 +1,6 @@
 //! A model's tensors to and from checkpoints, and its first weights.
 
-use dropless_core::{Backend, Tensor};
+use dropless_core::{Backend, Group, Tensor};
 
 use crate::checkpoint::{NamedTensor, TensorFiles};
 use crate::error::Result;
@@ -59,14 +59,16 @@ pub fn load(
     model.prepare(backend)
 }
 
-/// This rank's part of a checkpoint: weights and optimizer state. Replicated tensors are the first rank's to save.
+/// This rank's part of a checkpoint: weights and optimizer state. Replicated tensors are the first rank's to save, and
+/// experts the first replica's.
 ///
 /// # Errors
 /// Those of the backend.
 pub fn tensors(backend: &dyn Backend, model: &Model) -> Result<(Vec<NamedTensor>, Vec<NamedTensor>)> {
     let (mut weights, mut optimizer) = (Vec::new(), Vec::new());
     for piece in model.params.pieces()? {
-        if piece.replicated && backend.caps().rank != 0 {
+        let group = if piece.replicated { Group::World } else { Group::Replicas };
+        if backend.caps().place(group) != 0 {
             continue;
         }
         let named = |name: String, tensor: &Tensor| -> Result<NamedTensor> {

@@ -3,10 +3,11 @@
 use dropless_core::nn::Tokens;
 use dropless_core::numerics::reduce::tree;
 use dropless_core::ops::{Add, Fill, SumRows};
-use dropless_core::{Backend, DType, Memory, Tensor};
+use dropless_core::{Backend, DType, Group, Memory, Tensor};
 
 use super::inputs::{Scales, upload};
-use super::optimizer::{self, Gradients, gather};
+use super::optimizer::{self, Gradients};
+use crate::collective::gather;
 use crate::config::Config;
 use crate::data::Batch;
 use crate::error::Result;
@@ -60,7 +61,7 @@ impl<'a> Totals<'a> {
 
     /// The sums over all ranks' shards, along the tree.
     fn read(&self) -> Result<[f32; KINDS]> {
-        let all: Vec<f32> = self.backend.download(&gather(self.backend, &self.sums)?)?;
+        let all: Vec<f32> = self.backend.download(&gather(self.backend, Group::World, &self.sums)?)?;
         let ranks = self.backend.caps().ranks;
         let value = |kind: usize, shard: usize| {
             let (rank, local) = (shard / self.shards, shard % self.shards);
@@ -102,7 +103,7 @@ pub(super) fn gradients(
     let gradients = optimizer::reduce(backend, model, train)?;
     let mut counts = Vec::new();
     for balancing in model.balancing() {
-        counts.push(gather(backend, &balancing.counts)?);
+        counts.push(gather(backend, Group::World, &balancing.counts)?);
     }
     let sums = totals.read()?;
     let clip: Vec<f32> = backend.download(&gradients.clip)?;
