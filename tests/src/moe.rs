@@ -8,7 +8,7 @@ use dropless_core::numerics::bf16;
 use dropless_core::numerics::philox::philox4x32;
 use dropless_core::numerics::reduce::tree;
 use dropless_core::ops::{Fill, Score};
-use dropless_core::{Backend, DType, Memory, NumericModel, Result, Tensor};
+use dropless_core::{Backend, DType, Group, Memory, NumericModel, Result, Tensor};
 
 /// A layer and its input, on all ranks together.
 #[derive(Clone, Debug)]
@@ -19,6 +19,8 @@ pub struct Problem {
     pub sequence: usize,
     /// Gradient shards on all ranks.
     pub shards: usize,
+    /// Expert shards on all ranks.
+    pub expert_shards: usize,
     /// Hidden size.
     pub h: usize,
     /// Expert width.
@@ -65,6 +67,7 @@ pub fn problem() -> Problem {
         sequences: 4,
         sequence: 12,
         shards: 4,
+        expert_shards: 1,
         h: 64,
         i: 32,
         experts: 8,
@@ -98,9 +101,9 @@ pub struct Outcome {
     pub router: Vec<f32>,
     /// Gradients of the shared expert, shards added.
     pub shared: Vec<f32>,
-    /// Gradients of the experts.
+    /// Gradients of the experts, expert shards added.
     pub gate_up: Vec<f32>,
-    /// Gradients of the experts.
+    /// Gradients of the experts, expert shards added.
     pub down: Vec<f32>,
     /// Choices of each expert.
     pub counts: Vec<u32>,
@@ -183,13 +186,15 @@ impl Problem {
     /// One rank's share of the layer.
     pub fn layer(&self, b: &dyn Backend) -> Moe {
         let caps = b.caps();
-        let local = self.experts / caps.ranks;
+        let local = self.experts / caps.size(Group::Experts);
+        let first = caps.place(Group::Experts) * local;
+        let expert_shards = self.expert_shards / caps.size(Group::Replicas);
         let element = self.recipe.element();
         let shards = self.shards / caps.ranks;
         let mine = |name: u32, n: usize, k: usize, factor: f32| {
             let all = scaled(random(name, self.experts * n * k), factor);
-            let part = &all[caps.rank * local * n * k..(caps.rank + 1) * local * n * k];
-            Weight { value: put(b, element, &[local, n, k], part), grad: zeros(b, &[local, n, k]) }
+            let part = &all[first * n * k..(first + local) * n * k];
+            Weight { value: put(b, element, &[local, n, k], part), grad: zeros(b, &[expert_shards, local, n, k]) }
         };
         let dense = |name: u32, n: usize, k: usize| Weight {
             value: put(b, element, &[1, n, k], &scaled(random(name, n * k), 0.2)),
@@ -227,6 +232,7 @@ impl Problem {
         let caps = b.caps();
         let sequences = self.sequences / caps.ranks;
         let tokens = Tokens::new(b, sequences, self.sequence, self.shards / caps.ranks).unwrap();
+        let tokens = tokens.with_expert_shards(b, self.expert_shards).unwrap();
         let layer = self.layer(b);
         let part = |all: Vec<f32>| {
             let n = all.len() / caps.ranks;
@@ -331,12 +337,19 @@ impl Operands {
 impl Problem {
     /// Forward and backward on in-process ranks of the host.
     pub fn run(&self, ranks: usize) -> Outcome {
-        let options = HostOptions { numerics: self.numerics, threads: self.threads, ..HostOptions::default() };
+        self.run_in_groups(ranks, ranks)
+    }
+
+    /// The same with `expert_ranks` ranks in an expert-parallel group.
+    pub fn run_in_groups(&self, ranks: usize, expert_ranks: usize) -> Outcome {
+        let (numerics, threads) = (self.numerics, self.threads);
+        let options = HostOptions { numerics, threads, expert_ranks: Some(expert_ranks), ..HostOptions::default() };
         self.run_on(Host::ranks(ranks, options).unwrap())
     }
 
     /// Forward and backward on these ranks.
     pub fn run_on<B: Backend>(&self, ranks: Vec<B>) -> Outcome {
+        let expert_ranks = ranks[0].caps().expert_ranks;
         let parts: Vec<Outcome> = std::thread::scope(|s| {
             let threads: Vec<_> = ranks.into_iter().map(|rank| s.spawn(move || self.on_rank(&rank))).collect();
             threads.into_iter().map(|t| t.join().unwrap()).collect()
@@ -345,6 +358,16 @@ impl Problem {
         let shards = |all: Vec<f32>| -> Vec<f32> {
             let n = all.len() / self.shards;
             (0..n).map(|i| tree(0, self.shards, &|s| Some(all[s * n + i])).unwrap()).collect()
+        };
+        let (local, owned) = (self.experts / expert_ranks, self.expert_shards * expert_ranks / parts.len());
+        let experts = |f: fn(&Outcome) -> &Vec<f32>| -> Vec<f32> {
+            let len = f(&parts[0]).len() / (owned * local);
+            let value = |expert: usize, shard: usize, i: usize| {
+                let rank = shard / owned * expert_ranks + expert / local;
+                f(&parts[rank])[(shard % owned * local + expert % local) * len + i]
+            };
+            let sum = |at: usize| tree(0, self.expert_shards, &|shard| Some(value(at / len, shard, at % len))).unwrap();
+            (0..self.experts * len).map(sum).collect()
         };
         let mut counts = vec![0; self.experts];
         for part in &parts {
@@ -355,8 +378,8 @@ impl Problem {
             dx: cat(|p| &p.dx),
             router: shards(cat(|p| &p.router)),
             shared: shards(cat(|p| &p.shared)),
-            gate_up: cat(|p| &p.gate_up),
-            down: cat(|p| &p.down),
+            gate_up: experts(|p| &p.gate_up),
+            down: experts(|p| &p.down),
             counts,
             ids: parts.iter().flat_map(|p| p.ids.clone()).collect(),
             balance: cat(|p| &p.balance),

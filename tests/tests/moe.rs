@@ -6,7 +6,7 @@ use dropless_core::moe::{Moe, MoePolicy, MoeSaved, Recipe};
 use dropless_core::nn::{MlpPolicy, Policy, Tokens};
 use dropless_core::ops::Fill;
 use dropless_core::{Backend, DType, Error, Memory, NumericModel};
-use dropless_tests::moe::{Problem, distance, get, problem, put, random, reference};
+use dropless_tests::moe::{Outcome, Problem, distance, get, problem, put, random, reference};
 
 const RECIPES: [Recipe; 4] = [Recipe::F32, Recipe::Bf16, Recipe::Mxfp8, Recipe::Fp8Block];
 
@@ -21,6 +21,43 @@ fn bits_do_not_depend_on_the_number_of_ranks() {
             }
         }
     }
+}
+
+#[test]
+fn bits_depend_on_expert_shards_and_not_on_how_ranks_share_experts() {
+    for recipe in RECIPES {
+        for chunks in [1, 3] {
+            let whole = Problem { recipe, chunks, ..problem() }.run(1);
+            for expert_shards in [2, 4] {
+                let problem = Problem { recipe, chunks, expert_shards, ..problem() };
+                let one = problem.run(1);
+                for (ranks, expert_ranks) in [(2, 2), (2, 1), (4, 4), (4, 2), (4, 1)] {
+                    if ranks / expert_ranks <= expert_shards {
+                        let found = problem.run_in_groups(ranks, expert_ranks).bits();
+                        let what = format!("{recipe:?}, {chunks} chunks, {ranks} ranks, {expert_ranks} share experts");
+                        assert_eq!(found, one.bits(), "{what}");
+                    }
+                }
+                // The chains of the expert weights' gradients are cut, and nothing else.
+                assert_ne!(one.gate_up, whole.gate_up);
+                assert_ne!(one.down, whole.down);
+                let others = Outcome { gate_up: whole.gate_up.clone(), down: whole.down.clone(), ..one };
+                assert_eq!(others.bits(), whole.bits(), "{recipe:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn expert_shards_that_do_not_fit_are_refused() {
+    let options = HostOptions { threads: 1, expert_ranks: Some(2), ..HostOptions::default() };
+    let host = Host::ranks(4, options).unwrap().remove(0);
+    let refuse = |shards| {
+        let tokens = Tokens::new(&host, 2, 8, 1).unwrap();
+        tokens.with_expert_shards(&host, shards).unwrap_err().to_string()
+    };
+    assert_eq!(refuse(1), "tokens: expert_shards is 1, expected a multiple of the 2 replicas of the experts");
+    assert_eq!(refuse(8), "tokens: expert_shards is 8, expected a divisor of the 4 gradient shards");
 }
 
 #[test]

@@ -17,11 +17,18 @@ const PATIENCE: Duration = Duration::from_secs(1800);
 
 impl TrainOptions {
     fn host(&self, numerics: NumericModel) -> HostOptions {
-        HostOptions { numerics, threads: self.threads, simd: self.simd, timeout: PATIENCE, ..HostOptions::default() }
+        HostOptions {
+            numerics,
+            threads: self.threads,
+            simd: self.simd,
+            expert_ranks: self.expert_parallel,
+            timeout: PATIENCE,
+            ..HostOptions::default()
+        }
     }
 
     fn wgpu(&self, numerics: NumericModel) -> WgpuOptions {
-        WgpuOptions { numerics, adapter: self.adapter.clone(), timeout: PATIENCE, ..WgpuOptions::default() }
+        WgpuOptions { numerics, adapter: self.adapter.clone(), expert_ranks: self.expert_parallel, timeout: PATIENCE }
     }
 
     fn cuda(&self, numerics: NumericModel) -> dropless_core::Result<Vec<Cuda>> {
@@ -61,7 +68,7 @@ impl TrainOptions {
     /// # Errors
     /// As [`open_ranks`](TrainOptions::open_ranks).
     pub fn open_one(&self, numerics: NumericModel) -> Result<Box<dyn Backend>> {
-        let one = TrainOptions { ranks: 1, ..self.clone() };
+        let one = TrainOptions { ranks: 1, expert_parallel: None, ..self.clone() };
         Ok(one.open_ranks(numerics)?.swap_remove(0))
     }
 }

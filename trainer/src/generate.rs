@@ -8,7 +8,7 @@ use dropless_core::ops::NONE;
 use dropless_core::{Backend, DType};
 
 use crate::checkpoint::Checkpoint;
-use crate::config::Config;
+use crate::config::{Config, MoeConfig};
 use crate::data::END;
 use crate::error::{Error, Result};
 use crate::model::{Inputs, Model};
@@ -34,7 +34,7 @@ impl Generator {
         let backend = options.open_one(config.train.numerics.into())?;
         let window = config.train.sequence_length;
         // One sequence is one shard and one piece, however the run was cut.
-        let alone = Config { moe: crate::config::MoeConfig { chunks: 1, memory_budget_mb: 0 }, ..config.clone() };
+        let alone = Config { moe: MoeConfig { chunks: 1, expert_shards: 1, memory_budget_mb: 0 }, ..config.clone() };
         let mut model = Model::new(&*backend, &alone, &Tokens::new(&*backend, 1, window, 1)?)?;
         state::load(&*backend, &mut model, &checkpoint.weights, None)?;
         Ok(Generator { backend, model, window })

@@ -31,8 +31,10 @@ pub struct TrainOptions {
     pub backend: BackendKind,
     /// The GPU of the wgpu backend: an index or a part of its name; `DROPLESS_ADAPTER` or the best one if None.
     pub adapter: Option<String>,
-    /// In-process ranks.
+    /// Ranks.
     pub ranks: usize,
+    /// Ranks that share one set of experts; all of them if None.
+    pub expert_parallel: Option<usize>,
     /// Threads; 0 for one for each core.
     pub threads: usize,
     /// Vector instructions; the best of the machine if None.
@@ -48,8 +50,16 @@ impl Default for TrainOptions {
             backend: BackendKind::default(),
             adapter: None,
             ranks: 1,
+            expert_parallel: None,
             threads: 0,
             simd: None,
         }
+    }
+}
+
+impl TrainOptions {
+    /// Ranks that share one set of experts.
+    pub fn expert_ranks(&self) -> usize {
+        self.expert_parallel.unwrap_or(self.ranks)
     }
 }

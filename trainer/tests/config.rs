@@ -11,7 +11,8 @@ fn load(overrides: &[&str]) -> dropless::Result<Config> {
 
 /// The message of the error that `overrides` lead to, on `ranks` ranks.
 fn refusal(ranks: usize, overrides: &[&str]) -> String {
-    let message = load(overrides).and_then(|c| c.check(ranks).and_then(|()| c.check_data())).unwrap_err().to_string();
+    let message =
+        load(overrides).and_then(|c| c.check(ranks, ranks).and_then(|()| c.check_data())).unwrap_err().to_string();
     assert!(!message.contains('\n'), "one line: {message}");
     message
 }
@@ -26,7 +27,7 @@ fn assert_names(message: &str, words: &[&str]) {
 fn the_defaults_are_valid_for_one_two_and_four_ranks() {
     let config = load(&[]).unwrap();
     for ranks in [1, 2, 4] {
-        config.check(ranks).unwrap();
+        config.check(ranks, ranks).unwrap();
     }
 }
 
@@ -117,7 +118,7 @@ fn b210_expert_counts_that_do_not_fit_are_refused_before_anything_runs() {
 #[test]
 fn b213_a_width_that_is_no_multiple_of_the_quantization_block_is_refused() {
     let recipe = "train.recipe=mxfp8";
-    load(&[recipe, "model.moe_intermediate_size=192"]).unwrap().check(1).unwrap();
+    load(&[recipe, "model.moe_intermediate_size=192"]).unwrap().check(1, 1).unwrap();
     assert_names(&refusal(1, &[recipe, "model.moe_intermediate_size=48"]), &["moe_intermediate_size is 48", "32"]);
     assert_names(&refusal(1, &[recipe, "model.hidden_size=136"]), &["hidden_size is 136", "32"]);
 }
@@ -137,6 +138,23 @@ fn batches_that_cannot_be_divided_are_refused() {
 }
 
 #[test]
+fn ranks_that_cannot_share_experts_are_refused() {
+    let check = |ranks, expert_ranks, set: &[&str]| load(set).unwrap().check(ranks, expert_ranks);
+    check(4, 2, &["moe.expert_shards=2"]).unwrap();
+    check(4, 1, &["moe.expert_shards=4"]).unwrap();
+    // More replicas than experts that a rank could have.
+    check(4, 1, &["moe.expert_shards=4", "model.n_routed_experts=4", "model.n_group=2"]).unwrap();
+    let refuse = |ranks, expert_ranks, set: &[&str]| check(ranks, expert_ranks, set).unwrap_err().to_string();
+    assert_eq!(refuse(4, 3, &[]), "config: --expert-parallel is 3, which does not divide --ranks, 4");
+    assert_eq!(refuse(4, 0, &[]), "config: --expert-parallel is 0, which does not divide --ranks, 4");
+    assert_eq!(refuse(1, 1, &["moe.expert_shards=3"]), "config: moe.expert_shards is 3, expected a power of two");
+    assert_eq!(refuse(1, 1, &["moe.expert_shards=0"]), "config: moe.expert_shards is 0, expected a power of two");
+    let message = refuse(1, 1, &["moe.expert_shards=8"]);
+    assert_eq!(message, "config: moe.expert_shards is 8, which does not divide train.grad_shards, 4");
+    assert_names(&refuse(4, 2, &[]), &["moe.expert_shards is 1", "2 replicas", "--ranks 4, --expert-parallel 2"]);
+}
+
+#[test]
 fn a_run_may_go_on_only_with_what_set_its_bits() {
     let before = load(&[]).unwrap();
     let longer = load(&["train.steps=999", "activations.qkv=offload", "train.keep_checkpoints=9"]).unwrap();
@@ -144,6 +162,9 @@ fn a_run_may_go_on_only_with_what_set_its_bits() {
     let other = load(&["train.grad_shards=2"]).unwrap();
     let message = before.check_continues_as(&other).unwrap_err().to_string();
     assert_names(&message, &["train.grad_shards is 2", "checkpoint was made with 4"]);
+    let other = load(&["moe.expert_shards=2"]).unwrap();
+    let message = before.check_continues_as(&other).unwrap_err().to_string();
+    assert_names(&message, &["moe.expert_shards is 2", "checkpoint was made with 1"]);
     let yarn = ["model.rope_scaling.type=yarn", "model.rope_scaling.factor=2.0"];
     let yarn = load(&[yarn[0], yarn[1], "model.rope_scaling.original_max_position_embeddings=64"]).unwrap();
     assert_names(&before.check_continues_as(&yarn).unwrap_err().to_string(), &["model.rope_scaling"]);

@@ -101,6 +101,47 @@ fn chunks_are_part_of_the_numbers_but_not_of_the_ranks() {
     }
 }
 
+/// Every way of dividing four expert shards: ranks, and how many of them share the experts.
+const LAYOUTS: [(usize, usize); 6] = [(1, 1), (2, 2), (2, 1), (4, 4), (4, 2), (4, 1)];
+
+fn in_groups((ranks, expert_ranks): (usize, usize), options: TrainOptions) -> TrainOptions {
+    TrainOptions { ranks, expert_parallel: Some(expert_ranks), ..options }
+}
+
+#[test]
+fn replicas_of_the_experts_do_not_matter_but_expert_shards_do() {
+    for (recipe, chunks) in [("bf16", 1), ("mxfp8", 1), ("bf16", 2)] {
+        let set = [format!("train.recipe=\"{recipe}\""), format!("moe.chunks={chunks}"), "train.steps=6".into()];
+        let of = |expert_shards: usize, layout| {
+            let shards = format!("moe.expert_shards={expert_shards}");
+            let all: Vec<&str> = set.iter().map(String::as_str).chain([shards.as_str()]).collect();
+            digest(&config(&all), |o| *o = in_groups(layout, o.clone()))
+        };
+        let expected = of(4, (1, 1));
+        for layout in LAYOUTS {
+            assert_eq!(of(4, layout), expected, "{recipe}, {chunks} chunks, {layout:?}");
+        }
+        let halves = of(2, (1, 1));
+        assert_eq!(of(2, (4, 2)), halves, "{recipe}, {chunks} chunks");
+        let all = [of(1, (4, 4)), halves, expected];
+        assert!(all[0] != all[1] && all[1] != all[2] && all[0] != all[2], "{recipe}, {chunks} chunks: {all:?}");
+    }
+}
+
+#[test]
+fn b193_a_checkpoint_goes_on_with_other_replicas_of_the_experts() {
+    let config =
+        config(&["moe.expert_shards=4", "train.steps=8", "train.checkpoint_interval=4", "train.keep_checkpoints=0"]);
+    let expected = digest(&config, |_| {});
+    for (first, rest) in [((4, 2), (1, 1)), ((4, 1), (4, 2)), ((2, 2), (4, 1)), ((1, 1), (4, 2))] {
+        let out = tempfile::tempdir().unwrap();
+        train::run(&config, &in_groups(first, options(out.path()))).unwrap();
+        std::fs::remove_dir_all(out.path().join("checkpoints/step-000008")).unwrap();
+        let rest = in_groups(rest, TrainOptions { resume: true, ..options(out.path()) });
+        assert_eq!(train::run(&config, &rest).unwrap().unwrap().digest, expected, "{first:?}, {rest:?}");
+    }
+}
+
 #[test]
 fn b193_a_checkpoint_of_two_ranks_goes_on_with_one_two_and_four() {
     let expected = digest(&config(&[]), |_| {});
@@ -215,5 +256,14 @@ fn any_gpu_has_the_digest_of_the_host() {
         for ranks in [1, 2] {
             assert_eq!(steps(BackendKind::Wgpu, ranks), expected, "{recipe}, {ranks} ranks");
         }
+    }
+    let config = config(&["moe.expert_shards=2"]);
+    let steps = |backend, layout| {
+        let options = in_groups(layout, TrainOptions { backend, ..TrainOptions::default() });
+        train::steps_in_memory(&config, &options, 2).unwrap().unwrap()
+    };
+    let expected = steps(BackendKind::Host, (1, 1));
+    for layout in [(1, 1), (2, 1), (4, 2)] {
+        assert_eq!(steps(BackendKind::Wgpu, layout), expected, "{layout:?}");
     }
 }

@@ -13,9 +13,9 @@ use dropless_core::host::{Host, HostOptions};
 use dropless_core::nn::Tokens;
 use dropless_core::{Backend, DType, NumericModel};
 
-fn reference_report(ranks: usize) -> Report {
+fn reference_report(ranks: usize, expert_ranks: usize) -> Report {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/reference/deepseek_v3_a");
-    let options = TrainOptions { ranks, threads: 2, ..TrainOptions::default() };
+    let options = TrainOptions { ranks, expert_parallel: Some(expert_ranks), threads: 2, ..TrainOptions::default() };
     let computed = reference::compute(&dir, NumericModel::F32, Recipe::F32, &options).unwrap().unwrap();
     let expected = TensorFiles::open_files(vec![dir.join("expected.safetensors")]).unwrap();
     Report::compare(&expected, computed).unwrap()
@@ -23,8 +23,8 @@ fn reference_report(ranks: usize) -> Report {
 
 #[test]
 fn logits_loss_and_every_gradient_agree_with_another_framework() {
-    for ranks in [1, 2] {
-        let report = reference_report(ranks);
+    for (ranks, expert_ranks) in [(1, 1), (2, 2), (2, 1)] {
+        let report = reference_report(ranks, expert_ranks);
         assert_eq!(report.rows.len(), 47);
         assert!(report.passed(), "{report}");
     }
@@ -85,8 +85,8 @@ impl Small {
     }
 
     fn gradients(&self, model: &Model) -> Vec<(String, Vec<f32>)> {
-        let replicated = model.params.reduce_shards(self.backend()).unwrap();
-        let all = model.params.gradients(&replicated).unwrap();
+        let sums = model.params.reduce_shards(self.backend()).unwrap();
+        let all = model.params.gradients(&sums).unwrap();
         all.into_iter().map(|(name, t)| (name, self.backend().download(&t).unwrap())).collect()
     }
 }

@@ -79,7 +79,7 @@ impl<'a> Dispatch<'a> {
             let count = tokens.whole().slice(1, 2)?;
             return self.layout(None, ids.reshape(&[1, t, k])?, &weights.reshape(&[1, t, k])?, &count);
         }
-        let capacity = self.window.map_or(tokens.capacity(), |w| t / w.period * (w.to - w.from));
+        let capacity = self.window.map_or(tokens.capacity(), |w| tokens.capacity() / w.period * (w.to - w.from));
         let exchange = Exchange {
             rows: self.alloc(DType::U32, &[ranks, capacity])?,
             positions: self.alloc(DType::U32, &[t, ranks])?,

@@ -9,7 +9,7 @@ use super::dispatch::Route;
 use super::{Moe, MoeExperts};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::nn::MlpSaved;
+use crate::nn::{MlpSaved, Weight};
 use crate::ops::{
     BlockFormat, ColumnBlocks, GatherRows, GemmKind, GroupQuantize, GroupedGemm, Operand, RowBlocks, Swiglu, SwigluGrad,
 };
@@ -229,6 +229,8 @@ pub(super) struct Slots<'a> {
     /// The received rows, which the slots index.
     pub(super) rows: &'a Tensor,
     pub(super) route: &'a Route,
+    /// The part of the weights' gradients that these rows belong to.
+    pub(super) expert_shard: usize,
 }
 
 /// Gradients for each slot.
@@ -256,11 +258,11 @@ impl Slots<'_> {
         Ok(out)
     }
 
-    fn weight_gradient(&self, dy: &SlotRows<'_>, x: &SlotRows<'_>, grad: &Tensor) -> Result<()> {
+    fn weight_gradient(&self, dy: &SlotRows<'_>, x: &SlotRows<'_>, weight: &Weight) -> Result<()> {
         let (a, padded) = dy.column(&self.route.offsets);
         let (b, _) = x.column(&self.route.offsets);
-        let (kind, offsets, out) = (GemmKind::Wgrad, padded, grad);
-        GroupedGemm { kind, a, b, offsets, out, accumulate: true }.run(self.backend)
+        let (kind, offsets, out) = (GemmKind::Wgrad, padded, weight.grad.index(self.expert_shard)?);
+        GroupedGemm { kind, a, b, offsets, out: &out, accumulate: true }.run(self.backend)
     }
 
     /// Number of slots that count: the last offset.
@@ -306,7 +308,7 @@ impl Slots<'_> {
 
         let dy = self.operands(dy, gather, BOTH)?;
         let h = self.operands(&hidden, None, WGRAD)?;
-        self.weight_gradient(&dy, &h, &self.moe.down.grad)?;
+        self.weight_gradient(&dy, &h, &self.moe.down)?;
         let w = &self.experts.down;
         let d_hidden = self.product(GemmKind::Dgrad, dy.row(), w.dgrad(), w.k())?;
 
@@ -324,7 +326,7 @@ impl Slots<'_> {
 
         let d_gate_up = self.operands(&d_gate_up, None, BOTH)?;
         let x = self.operands(self.rows, gather, WGRAD)?;
-        self.weight_gradient(&d_gate_up, &x, &self.moe.gate_up.grad)?;
+        self.weight_gradient(&d_gate_up, &x, &self.moe.gate_up)?;
         let w = &self.experts.gate_up;
         let d_rows = self.product(GemmKind::Dgrad, d_gate_up.row(), w.dgrad(), w.k())?;
         Ok(SlotGrads { d_rows, d_weight })

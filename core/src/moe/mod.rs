@@ -8,11 +8,14 @@
 //!   └ shared expert ───────────────────────────────────────────────────── tree over ranks ─ + shared + residual
 //! ```
 //!
+//! The layer walks its tokens in pieces: one expert shard after the other, since each is a chain of its own in the weight
+//! gradients, and of each one chunk after the other, if memory asks for it.
+//!
 //! No token is ever dropped: the buffers hold the worst case, in which every choice of every token falls on one rank.
 //!
 //! # Memory
-//! With R ranks, T tokens a rank and chunk, K choices, L local experts, H hidden, I expert width and b bytes of an
-//! element, a chunk needs at most S = R T min(K, L) slots, and
+//! With R ranks that share the experts, T tokens a rank and chunk, K choices, L local experts, H hidden, I expert width
+//! and b bytes of an element, a chunk needs at most S = R T min(K, L) slots, and
 //! `R T H (2 b + 8) + S (2 H b + 5 I b + 12)` bytes on a rank in the backward pass ([`Moe::chunk_bytes`]).
 //! Not counted: gathered rows and codes that a quantized recipe holds during a product, and, with several chunks, the
 //! `S H b` bytes of each chunk's input gradient, which wait for the router's.
@@ -24,7 +27,9 @@ mod router;
 pub use experts::{ExpertWeights, Recipe};
 pub use router::{Router, RouterSaved};
 
-use crate::backend::Backend;
+use std::ops::Range;
+
+use crate::backend::{Backend, Group};
 use crate::error::{Error, Result};
 use crate::nn::{Mlp, MlpPolicy, MlpSaved, Policy, Saved, Tokens, Weight};
 use crate::ops::Window;
@@ -70,6 +75,23 @@ pub struct MoeSaved {
     chunks: Vec<ChunkSaved>,
 }
 
+/// A part of a layer's tokens that moves at once.
+struct Piece<'a> {
+    expert_shard: usize,
+    /// The tokens of the expert shard on this rank.
+    range: Range<usize>,
+    tokens: &'a Tokens,
+    /// Which of them; all if None.
+    window: Option<Window>,
+}
+
+impl Piece<'_> {
+    /// The expert shard's rows of a value of all tokens.
+    fn of(&self, x: &Tensor) -> Result<Tensor> {
+        x.slice(self.range.start, self.range.end)
+    }
+}
+
 #[derive(Debug)]
 struct ChunkSaved {
     route: Route,
@@ -110,8 +132,9 @@ impl Moe {
     /// # Errors
     /// [`Error::Capacity`] with the rows and bytes of the worst case.
     pub fn check_budget(&self, backend: &dyn Backend, tokens: &Tokens, element: DType, budget: u64) -> Result<()> {
-        let ranks = backend.caps().ranks;
-        let chunk = tokens.capacity().div_ceil(self.chunks);
+        let ranks = backend.caps().size(Group::Experts);
+        let fullest = tokens.expert_shards().map(|(_, shard)| shard.capacity()).max().unwrap_or(0);
+        let chunk = fullest.div_ceil(self.chunks);
         let needed = self.chunk_bytes(ranks, chunk, element);
         if needed <= budget {
             return Ok(());
@@ -125,14 +148,22 @@ impl Moe {
         })
     }
 
-    /// The pieces of the layer's tokens; None for all of them at once.
-    fn windows(&self, tokens: &Tokens) -> Vec<Option<Window>> {
-        if self.chunks <= 1 {
-            return vec![None];
+    /// The pieces in which the layer walks its tokens.
+    fn pieces<'a>(&self, tokens: &'a Tokens) -> Vec<Piece<'a>> {
+        let mut pieces = Vec::new();
+        for (expert_shard, (range, tokens)) in tokens.expert_shards().enumerate() {
+            let (period, chunks) = (tokens.period(), self.chunks.max(1));
+            let edge = |c: usize| period * c / chunks;
+            for c in 0..chunks {
+                let window = (chunks > 1).then(|| Window { period, from: edge(c), to: edge(c + 1) });
+                pieces.push(Piece { expert_shard, range: range.clone(), tokens, window });
+            }
         }
-        let period = tokens.count() / tokens.shards();
-        let edge = |c: usize| period * c / self.chunks;
-        (0..self.chunks).map(|c| Some(Window { period, from: edge(c), to: edge(c + 1) })).collect()
+        pieces
+    }
+
+    fn dispatch<'a>(&self, backend: &'a dyn Backend, piece: &Piece<'_>) -> Dispatch<'a> {
+        Dispatch::new(backend, self.router.experts(), self.down.value.shape()[0], piece.window)
     }
 
     /// `experts(x) + shared(x) + residual`, rounded once.
@@ -163,15 +194,16 @@ impl Moe {
         };
         let out = backend.alloc(x.dtype(), x.shape(), Memory::Device)?;
         let (ids, weights) = saved.router.choice()?;
-        let local = self.down.value.shape()[0];
-        for window in self.windows(tokens) {
-            let dispatch = Dispatch::new(backend, self.router.experts(), local, window);
-            let route = dispatch.route(tokens, ids, weights)?;
+        for piece in self.pieces(tokens) {
+            let dispatch = self.dispatch(backend, &piece);
+            let route = dispatch.route(piece.tokens, &piece.of(ids)?, &piece.of(weights)?)?;
             let mut chunk = ChunkSaved { route, rows: Saved::default(), experts: MlpSaved::default() };
-            let rows = received(&dispatch, x, &mut chunk)?;
-            let slots = Slots { backend, moe: self, experts, rows: &rows, route: &chunk.route };
-            let y = slots.forward(&mut chunk.experts)?;
-            dispatch.combine(&chunk.route, &y, [shared.as_ref(), Some(residual)], &out)?;
+            let rows = received(&dispatch, &piece.of(x)?, &mut chunk)?;
+            let (route, expert_shard) = (&chunk.route, piece.expert_shard);
+            let y =
+                Slots { backend, moe: self, experts, rows: &rows, route, expert_shard }.forward(&mut chunk.experts)?;
+            let shared = shared.as_ref().map(|y| piece.of(y)).transpose()?;
+            dispatch.combine(route, &y, [shared.as_ref(), Some(&piece.of(residual)?)], &piece.of(&out)?)?;
             chunk.rows.settle(backend, if chunk.route.exchanges() { policy.dispatched } else { Policy::Recompute })?;
             chunk.experts.gate_up.settle(backend, policy.experts.gate_up)?;
             chunk.experts.hidden.settle(backend, policy.experts.hidden)?;
@@ -198,25 +230,26 @@ impl Moe {
             Some(mlp) => Some(mlp.backward(backend, tokens, x, dy, std::mem::take(&mut saved.shared))?),
             None => None,
         };
-        let local = self.down.value.shape()[0];
         let d_weights = backend.alloc(DType::F32, &[tokens.count(), self.router.top_k], Memory::Device)?;
         // The neutral element of addition: -0 + x is x for every x, +0 included.
         crate::ops::Fill { out: &d_weights, value: -0.0 }.run(backend)?;
         let mut partial = Vec::new();
-        for (window, mut chunk) in self.windows(tokens).into_iter().zip(std::mem::take(&mut saved.chunks)) {
-            let dispatch = Dispatch::new(backend, self.router.experts(), local, window);
-            let rows = received(&dispatch, x, &mut chunk)?;
-            let dy_rows = dispatch.rows(&chunk.route, dy)?;
-            let slots = Slots { backend, moe: self, experts, rows: &rows, route: &chunk.route };
+        for (piece, mut chunk) in self.pieces(tokens).into_iter().zip(std::mem::take(&mut saved.chunks)) {
+            let dispatch = self.dispatch(backend, &piece);
+            let rows = received(&dispatch, &piece.of(x)?, &mut chunk)?;
+            let (route, expert_shard) = (&chunk.route, piece.expert_shard);
+            let dy_rows = dispatch.rows(route, &piece.of(dy)?)?;
+            let slots = Slots { backend, moe: self, experts, rows: &rows, route, expert_shard };
             let grad = slots.backward(&dy_rows, chunk.experts)?;
-            dispatch.return_weights(&chunk.route, &grad.d_weight, &d_weights)?;
-            partial.push((window, chunk.route, grad.d_rows));
+            dispatch.return_weights(route, &grad.d_weight, &piece.of(&d_weights)?)?;
+            partial.push((piece, chunk.route, grad.d_rows));
         }
         let d_router = self.router.backward(backend, tokens, x, &d_weights, &saved.router)?;
         let dx = backend.alloc(x.dtype(), x.shape(), Memory::Device)?;
-        for (window, route, d_rows) in partial {
-            let dispatch = Dispatch::new(backend, self.router.experts(), local, window);
-            dispatch.combine(&route, &d_rows, [d_shared.as_ref(), Some(&d_router)], &dx)?;
+        for (piece, route, d_rows) in partial {
+            let d_shared = d_shared.as_ref().map(|d| piece.of(d)).transpose()?;
+            let add = [d_shared.as_ref(), Some(&piece.of(&d_router)?)];
+            self.dispatch(backend, &piece).combine(&route, &d_rows, add, &piece.of(&dx)?)?;
         }
         Ok(dx)
     }

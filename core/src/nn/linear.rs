@@ -11,7 +11,7 @@ use crate::tensor::{DType, Memory, Tensor};
 pub struct Weight {
     /// `[1, n, k]` in the type of the activations it meets (experts: `[local experts, n, k]`).
     pub value: Tensor,
-    /// f32 `[shards, n, k]`, added to (experts: `[local experts, n, k]`).
+    /// f32 `[shards, n, k]`, added to (experts: `[expert shards, local experts, n, k]`).
     pub grad: Tensor,
 }
 

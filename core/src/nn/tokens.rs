@@ -1,6 +1,8 @@
 //! How the tokens of one micro-step lie on a rank.
 
-use crate::backend::Backend;
+use std::ops::Range;
+
+use crate::backend::{Backend, Group};
 use crate::error::{Result, ensure};
 use crate::tensor::{DType, Tensor};
 
@@ -14,8 +16,19 @@ pub struct Tokens {
     capacity: usize,
     sequence: usize,
     shards: usize,
+    /// Tokens of a gradient shard.
+    period: usize,
     whole: Tensor,
     by_shard: Tensor,
+    /// Expert shards; empty if there is one.
+    pieces: Vec<Piece>,
+}
+
+/// An expert shard, as far as it lies on this rank.
+#[derive(Clone, Debug)]
+struct Piece {
+    from: usize,
+    tokens: Tokens,
 }
 
 impl Tokens {
@@ -46,9 +59,53 @@ impl Tokens {
             capacity: count,
             sequence,
             shards,
+            period: count / shards,
             whole: backend.upload(DType::U32, &[2], &offsets(1))?,
             by_shard: backend.upload(DType::U32, &[shards + 1], &offsets(shards))?,
+            pieces: Vec::new(),
         })
+    }
+
+    /// The same, when the tokens of all ranks form `shards` equal, contiguous expert shards: each is one chain of the expert
+    /// weights' gradients. The ranks that share this rank's experts own equally many; each may lie on several of them, or
+    /// several on one.
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] when the replicas of the experts do not divide the expert shards, or the expert shards
+    /// here the gradient shards here.
+    pub fn with_expert_shards(self, backend: &dyn Backend, shards: usize) -> Result<Tokens> {
+        let caps = backend.caps();
+        let replicas = caps.size(Group::Replicas);
+        ensure(
+            shards > 0 && shards.is_multiple_of(replicas),
+            "tokens",
+            "expert_shards",
+            || format!("a multiple of the {replicas} replicas of the experts"),
+            || shards.to_string(),
+        )?;
+        // Edges count gradient shards of the ranks that share experts.
+        let (here, all) = (shards / replicas, self.shards * caps.size(Group::Experts));
+        ensure(
+            all.is_multiple_of(here),
+            "tokens",
+            "expert_shards",
+            || format!("a divisor of the {} gradient shards", all * replicas),
+            || shards.to_string(),
+        )?;
+        if here == 1 {
+            return Ok(self);
+        }
+        let (len, first) = (all / here, self.shards * caps.place(Group::Experts));
+        let on_this_rank = |edge: usize| edge.clamp(first, first + self.shards) - first;
+        let piece = |index: usize| {
+            let (from, to) = (on_this_rank(index * len), on_this_rank((index + 1) * len));
+            let sequences = self.sequences() / self.shards * (to - from);
+            let tokens = Tokens::new(backend, sequences, self.sequence, (to - from).max(1))?;
+            let capacity = self.period * len.min(self.shards);
+            Ok(Piece { from: self.period * from, tokens: Tokens { capacity, period: self.period, ..tokens } })
+        };
+        let pieces = (0..here).map(piece).collect::<Result<_>>()?;
+        Ok(Tokens { pieces, ..self })
     }
 
     /// The same, when ranks hold different numbers of tokens: `capacity` is that of the fullest rank, on every rank.
@@ -90,6 +147,17 @@ impl Tokens {
     /// Gradient shards on this rank.
     pub fn shards(&self) -> usize {
         self.shards
+    }
+
+    /// Tokens of a gradient shard.
+    pub fn period(&self) -> usize {
+        self.period
+    }
+
+    /// The expert shards of the ranks that share this rank's experts, in order: which of this rank's tokens belong to each.
+    pub fn expert_shards(&self) -> impl Iterator<Item = (Range<usize>, &Tokens)> {
+        let one = self.pieces.is_empty().then_some((0..self.count, self));
+        one.into_iter().chain(self.pieces.iter().map(|p| (p.from..p.from + p.tokens.count, &p.tokens)))
     }
 
     /// Offsets of one group that holds every token: u32 `[2]`.

@@ -72,9 +72,12 @@ struct Machine {
     /// GPU of the wgpu backend, by index or part of its name [default: DROPLESS_ADAPTER, or the best one]
     #[arg(long, value_name = "NAME")]
     adapter: Option<String>,
-    /// In-process ranks that share the experts
+    /// Ranks, among which the sequences are divided
     #[arg(long, default_value_t = 1, value_name = "N")]
     ranks: usize,
+    /// Ranks that share one set of experts; the others hold the same ones [default: all ranks]
+    #[arg(long, value_name = "N")]
+    expert_parallel: Option<usize>,
     /// Threads of the host backend; 0 for one for each core
     #[arg(long, default_value_t = 0, value_name = "N")]
     threads: usize,
@@ -119,6 +122,7 @@ impl Machine {
             backend: self.backend.kind(),
             adapter: self.adapter.clone(),
             ranks: self.ranks,
+            expert_parallel: self.expert_parallel,
             threads: self.threads,
             simd,
         })
@@ -249,7 +253,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Doctor => say(doctor::report().trim_end()),
         Command::Bench(args) => {
             let (backend, adapter, threads, simd) = (args.backend, args.adapter, args.threads, args.simd);
-            let machine = Machine { backend, adapter, ranks: 1, threads, simd };
+            let machine = Machine { backend, adapter, ranks: 1, expert_parallel: None, threads, simd };
             let options = machine.options(PathBuf::new(), false)?;
             bench::run(&options, &mut std::io::stdout())?;
         }

@@ -47,13 +47,13 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     let resumed = if args.resume { Some(runs::existing(args.out.as_deref())?) } else { None };
     let own = resumed.as_ref().map(|out| out.join(train::CONFIG)).filter(|path| path.exists());
     let config = effective(&args, own.as_deref())?;
-    config.check(args.machine.ranks)?;
+    let mut options = args.machine.options(PathBuf::new(), args.resume)?;
+    config.check(options.ranks, options.expert_ranks())?;
     config.check_data()?;
     if args.print_config {
         say(config.to_toml().trim_end());
         return Ok(());
     }
-    let mut options = args.machine.options(PathBuf::new(), args.resume)?;
     let ranks = options.open_ranks(config.train.numerics.into())?;
     if !train::ranks::lead(&ranks) {
         return train::run_on(ranks, &config, &options).map(drop);

@@ -25,26 +25,46 @@ const MOST_TOKENS: usize = 1 << 31;
 const MOST_PARAMETERS: f64 = 1e13;
 
 impl Config {
-    /// Verifies the whole configuration for a number of ranks, before anything is allocated.
+    /// Verifies the whole configuration for a number of ranks, of which `expert_ranks` share one set of experts, before
+    /// anything is allocated.
     ///
     /// # Errors
     /// [`Error::Config`] with the first rule that does not hold.
-    pub fn check(&self, ranks: usize) -> Result<()> {
+    pub fn check(&self, ranks: usize, expert_ranks: usize) -> Result<()> {
         self.model.check()?;
         self.train.check()?;
         let (model, train) = (&self.model, &self.train);
         let experts = model.n_routed_experts;
         need(ranks > 0, || "--ranks is 0, expected at least 1".into())?;
-        need(experts.is_multiple_of(ranks), || {
+        need(expert_ranks > 0 && ranks.is_multiple_of(expert_ranks), || {
+            format!("--expert-parallel is {expert_ranks}, which does not divide --ranks, {ranks}")
+        })?;
+        need(experts.is_multiple_of(expert_ranks), || {
             format!(
-                "model.n_routed_experts is {experts}, which {ranks} ranks do not divide (expert parallelism needs equal \
-                 shares)"
+                "model.n_routed_experts is {experts}, which {expert_ranks} ranks do not divide (expert parallelism needs \
+                 equal shares)"
             )
         })?;
         need(train.grad_shards.is_multiple_of(ranks), || {
             format!(
                 "train.grad_shards is {}, which {ranks} ranks do not divide (each rank owns equally many shards)",
                 train.grad_shards
+            )
+        })?;
+        let (expert_shards, replicas) = (self.moe.expert_shards, ranks / expert_ranks);
+        need(expert_shards.is_power_of_two(), || {
+            format!("moe.expert_shards is {expert_shards}, expected a power of two")
+        })?;
+        need(train.grad_shards.is_multiple_of(expert_shards), || {
+            format!(
+                "moe.expert_shards is {expert_shards}, which does not divide train.grad_shards, {}",
+                train.grad_shards
+            )
+        })?;
+        need(expert_shards.is_multiple_of(replicas), || {
+            format!(
+                "moe.expert_shards is {expert_shards}, which {replicas} replicas of the experts do not divide (--ranks \
+                 {ranks}, --expert-parallel {expert_ranks})"
             )
         })?;
         let (sequence, longest) = (train.sequence_length, model.max_position_embeddings);

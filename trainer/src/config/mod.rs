@@ -249,6 +249,8 @@ pub enum Schedule {
 pub struct MoeConfig {
     /// Number of pieces.
     pub chunks: usize,
+    /// Pieces of a micro-step whose expert gradients are added along a tree (NUMERICS.md, "Sums").
+    pub expert_shards: usize,
     /// Largest worst case of a piece, in 2^20 bytes; 0 for no limit.
     pub memory_budget_mb: u64,
 }

@@ -11,7 +11,7 @@ mod params;
 mod rope;
 
 pub(crate) use params::{Arena, ROW};
-pub use params::{Initial, Moments, Params, Piece};
+pub use params::{GradientSums, Initial, Moments, Params, Piece};
 
 use dropless_core::nn::{Policy, Tokens, Weight};
 use dropless_core::ops::{Add, CopyColumns, EmbeddingGrad, Fill, GatherRows, Score};
@@ -108,7 +108,7 @@ impl Model {
         let model = &config.model;
         let recipe = recipe(config.train.recipe);
         let element = recipe.element();
-        let mut builder = Builder::new(backend, element, tokens.shards());
+        let mut builder = Builder::new(backend, element, tokens);
         let embedding = builder.matrix("model.embed_tokens.weight", &[model.vocab_size, model.hidden_size]);
         let mut layers = Vec::new();
         for index in 0..model.num_hidden_layers {

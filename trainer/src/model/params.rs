@@ -2,11 +2,11 @@
 //!
 //! Parameters live in two arenas, one for the replicated ones (matrices first, then the gains, which do not decay) and
 //! one for the experts of this rank; so the optimizer is a handful of ops however many parameters there are. Gradients
-//! of replicated parameters have one part for each gradient shard (NUMERICS.md, "Gradient shards and ranks").
+//! have one part for each gradient shard or, of experts, for each expert shard (NUMERICS.md, "Gradient shards and ranks").
 
-use dropless_core::nn::Weight;
+use dropless_core::nn::{Tokens, Weight};
 use dropless_core::ops::{Cast, Fill, TreeSum};
-use dropless_core::{Backend, DType, Memory, Tensor};
+use dropless_core::{Backend, DType, Group, Memory, Tensor};
 
 use crate::error::Result;
 
@@ -91,6 +91,7 @@ pub(super) struct Builder<'a> {
     backend: &'a dyn Backend,
     element: DType,
     shards: usize,
+    expert_shards: usize,
     specs: Vec<Spec>,
 }
 
@@ -112,6 +113,15 @@ pub(crate) struct Arena {
     pub(crate) parts: usize,
 }
 
+/// The gradients of a step, the shards added: f32, as long as the arenas.
+#[derive(Clone, Debug)]
+pub struct GradientSums {
+    /// Of the replicated parameters.
+    pub replicated: Tensor,
+    /// Of this rank's experts.
+    pub experts: Tensor,
+}
+
 /// The parameters of one rank's share of a model.
 #[derive(Debug)]
 pub struct Params {
@@ -122,8 +132,9 @@ pub struct Params {
 }
 
 impl<'a> Builder<'a> {
-    pub(super) fn new(backend: &'a dyn Backend, element: DType, shards: usize) -> Builder<'a> {
-        Builder { backend, element, shards, specs: Vec::new() }
+    pub(super) fn new(backend: &'a dyn Backend, element: DType, tokens: &Tokens) -> Builder<'a> {
+        let (shards, expert_shards) = (tokens.shards(), tokens.expert_shards().count());
+        Builder { backend, element, shards, expert_shards, specs: Vec::new() }
     }
 
     fn add(&mut self, kind: Kind, groups: usize, shape: &[usize], pieces: Vec<(String, Vec<usize>)>) -> Id {
@@ -160,8 +171,8 @@ impl<'a> Builder<'a> {
     /// This rank's share of `experts` experts.
     pub(super) fn experts(&mut self, prefix: &str, experts: usize, h: usize, i: usize) -> (Id, Id) {
         let caps = self.backend.caps();
-        let local = experts / caps.ranks;
-        let mine = caps.rank * local..(caps.rank + 1) * local;
+        let (local, place) = (experts / caps.size(Group::Experts), caps.place(Group::Experts));
+        let mine = place * local..(place + 1) * local;
         let gate_up = mine.clone().flat_map(|e| gate_up_pieces(&format!("{prefix}.{e}"), h, i)).collect();
         let down = mine.map(|e| (format!("{prefix}.{e}.down_proj.weight"), vec![h, i])).collect();
         (self.add(Kind::Expert, local, &[2 * i, h], gate_up), self.add(Kind::Expert, local, &[h, i], down))
@@ -169,7 +180,7 @@ impl<'a> Builder<'a> {
 
     /// Lays out the arenas.
     pub(super) fn build(self) -> Result<Params> {
-        let Builder { backend, element, shards, mut specs } = self;
+        let Builder { backend, element, shards, expert_shards, mut specs } = self;
         let mut place = |kinds: &[Kind]| {
             let mut offset = 0;
             for kind in kinds {
@@ -203,7 +214,8 @@ impl<'a> Builder<'a> {
         };
         let biases = backend.alloc(DType::F32, &[biases], Memory::Device)?;
         Fill { out: &biases, value: 0.0 }.run(backend)?;
-        Ok(Params { replicated: arena(len, decayed, shards)?, experts: arena(experts, experts, 1)?, biases, specs })
+        let (replicated, experts) = (arena(len, decayed, shards)?, arena(experts, experts, expert_shards)?);
+        Ok(Params { replicated, experts, biases, specs })
     }
 }
 
@@ -235,11 +247,11 @@ impl Params {
             (Some(half), Kind::Matrix | Kind::Expert) => half,
             _ => &arena.master,
         };
-        let with = |first: usize| -> Vec<usize> { std::iter::once(first).chain(spec.shape.iter().copied()).collect() };
+        let with = |first: &[usize]| [first, &spec.shape].concat();
         let value = source.slice(spec.offset, spec.offset + spec.len())?;
-        let value = if spec.kind == Kind::Gain { value } else { value.reshape(&with(spec.groups))? };
-        let parts = if spec.kind == Kind::Expert { spec.groups } else { arena.parts };
-        let grad = arena.grad_parts(spec.offset, spec.len())?.reshape(&with(parts))?;
+        let value = if spec.kind == Kind::Gain { value } else { value.reshape(&with(&[spec.groups]))? };
+        let parts = if spec.kind == Kind::Expert { with(&[arena.parts, spec.groups]) } else { with(&[arena.parts]) };
+        let grad = arena.grad_parts(spec.offset, spec.len())?.reshape(&parts)?;
         Ok(Weight { value, grad })
     }
 
@@ -285,15 +297,15 @@ impl Params {
         Ok(pieces)
     }
 
-    /// The gradient of every piece that has one, after the shards were added: `replicated` is what
-    /// [`reduce_shards`](Params::reduce_shards) and the ranks made of the replicated ones.
+    /// The gradient of every piece that has one, out of what [`reduce_shards`](Params::reduce_shards) and the ranks made of
+    /// the shards.
     ///
     /// # Errors
     /// None in practice: every piece lies inside its arena.
-    pub fn gradients(&self, replicated: &Tensor) -> Result<Vec<(String, Tensor)>> {
+    pub fn gradients(&self, sums: &GradientSums) -> Result<Vec<(String, Tensor)>> {
         let mut gradients = Vec::new();
         for spec in self.specs.iter().filter(|s| s.kind != Kind::Bias) {
-            let source = if spec.kind == Kind::Expert { &self.experts.grads } else { replicated };
+            let source = if spec.kind == Kind::Expert { &sums.experts } else { &sums.replicated };
             let mut offset = spec.offset;
             for (name, shape) in &spec.pieces {
                 let end = offset + shape.iter().product::<usize>();
@@ -324,37 +336,41 @@ impl Params {
         Ok(())
     }
 
-    /// The replicated gradients of this rank, f32 `[len]`: each parameter's shards added along their tree.
+    /// The gradients of this rank: each parameter's shards added along their tree.
     ///
     /// # Errors
     /// Those of the ops.
-    pub fn reduce_shards(&self, backend: &dyn Backend) -> Result<Tensor> {
-        let arena = &self.replicated;
-        if arena.parts == 1 {
-            return Ok(arena.grads.clone());
-        }
-        let sum = backend.alloc(DType::F32, &[arena.len], Memory::Device)?;
-        Fill { out: &sum, value: 0.0 }.run(backend)?;
-        for spec in self.specs.iter().filter(|s| !matches!(s.kind, Kind::Expert | Kind::Bias)) {
-            let (offset, len) = (spec.offset, spec.len());
-            TreeSum { parts: &arena.grad_parts(offset, len)?, out: &sum.slice(offset, offset + len)? }.run(backend)?;
-        }
-        Ok(sum)
+    pub fn reduce_shards(&self, backend: &dyn Backend) -> Result<GradientSums> {
+        let reduce = |arena: &Arena, experts: bool| -> Result<Tensor> {
+            if arena.parts == 1 {
+                return Ok(arena.grads.clone());
+            }
+            let sum = backend.alloc(DType::F32, &[arena.len], Memory::Device)?;
+            Fill { out: &sum, value: 0.0 }.run(backend)?;
+            for spec in self.specs.iter().filter(|s| s.kind != Kind::Bias && (s.kind == Kind::Expert) == experts) {
+                let (offset, len) = (spec.offset, spec.len());
+                TreeSum { parts: &arena.grad_parts(offset, len)?, out: &sum.slice(offset, offset + len)? }
+                    .run(backend)?;
+            }
+            Ok(sum)
+        };
+        Ok(GradientSums { replicated: reduce(&self.replicated, false)?, experts: reduce(&self.experts, true)? })
     }
 
-    /// The gradients of the local experts of each expert parameter, f32 `[local experts, rows, columns]`, in order.
-    pub(crate) fn expert_gradients(&self) -> Result<Vec<Tensor>> {
+    /// The gradients `sums` of the local experts of each expert parameter, f32 `[local experts, rows, columns]`, in order.
+    pub(crate) fn expert_gradients(&self, sums: &Tensor) -> Result<Vec<Tensor>> {
         let experts = self.specs.iter().filter(|s| s.kind == Kind::Expert);
         experts
             .map(|s| {
                 let [rows, cols] = [s.shape[0], s.shape[1]];
-                Ok(self.experts.grads.slice(s.offset, s.offset + s.len())?.reshape(&[s.groups, rows, cols])?)
+                Ok(sums.slice(s.offset, s.offset + s.len())?.reshape(&[s.groups, rows, cols])?)
             })
             .collect()
     }
 
-    /// Number of parameters that a token meets: all replicated ones, and `top_k` of `experts` experts.
-    pub fn active(&self, top_k: usize, experts: usize, ranks: usize) -> usize {
+    /// Number of parameters that a token meets: all replicated ones, and `top_k` of `experts` experts, which `expert_ranks` ranks
+    /// share.
+    pub fn active(&self, top_k: usize, experts: usize, expert_ranks: usize) -> usize {
         let sum = |expert: bool| -> usize {
             self.specs
                 .iter()
@@ -362,11 +378,11 @@ impl Params {
                 .map(Spec::len)
                 .sum()
         };
-        sum(false) + sum(true) * ranks * top_k / experts.max(1)
+        sum(false) + sum(true) * expert_ranks * top_k / experts.max(1)
     }
 
-    /// Number of parameters on all ranks.
-    pub fn total(&self, ranks: usize) -> usize {
-        self.active(1, 1, ranks)
+    /// Number of parameters, where `expert_ranks` ranks share the experts.
+    pub fn total(&self, expert_ranks: usize) -> usize {
+        self.active(1, 1, expert_ranks)
     }
 }

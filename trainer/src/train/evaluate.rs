@@ -3,7 +3,7 @@
 use dropless_core::Backend;
 use dropless_core::nn::Tokens;
 
-use super::{ranks, state, step};
+use super::{inputs, ranks, state, step};
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::data::{self, Corpus};
@@ -25,14 +25,11 @@ pub struct Validation {
 /// # Errors
 /// A configuration or text that does not fit, tensors that cannot be read, and failures of the ranks.
 pub fn evaluate(config: &Config, checkpoint: &Checkpoint, options: &TrainOptions) -> Result<Option<Validation>> {
-    config.check(options.ranks)?;
+    config.check(options.ranks, options.expert_ranks())?;
     config.check_data()?;
     let (_, validation) = Corpus::load(config)?;
     let loss = ranks::run(options.open_ranks(config.train.numerics.into())?, |backend| {
-        let ranks = backend.caps().ranks;
-        let train = &config.train;
-        let tokens =
-            Tokens::new(backend, train.micro_batch_size / ranks, train.sequence_length, train.grad_shards / ranks)?;
+        let tokens = inputs::tokens(backend, config)?;
         let mut model = Model::new(backend, config, &tokens)?;
         state::load(backend, &mut model, &checkpoint.weights, None)?;
         mean_loss(backend, config, &tokens, &model, &validation, 0)

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use dropless_core::Backend;
-use dropless_core::nn::Tokens;
 
-use super::{optimizer, ranks, state, step};
+use super::{inputs, optimizer, ranks, state, step};
 use crate::checkpoint::digest;
 use crate::collective::gather_bytes;
 use crate::config::Config;
@@ -20,7 +19,7 @@ use crate::options::TrainOptions;
 /// # Errors
 /// A configuration or text that does not fit, and failures of the ranks.
 pub fn steps_in_memory(config: &Config, options: &TrainOptions, steps: u64) -> Result<Option<String>> {
-    config.check(options.ranks)?;
+    config.check(options.ranks, options.expert_ranks())?;
     config.check_data()?;
     let (train, _) = Corpus::load(config)?;
     let train = Arc::new(train);
@@ -29,9 +28,8 @@ pub fn steps_in_memory(config: &Config, options: &TrainOptions, steps: u64) -> R
 }
 
 fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Corpus>, steps: u64) -> Result<String> {
-    let (train, ranks) = (&config.train, backend.caps().ranks);
-    let tokens =
-        Tokens::new(backend, train.micro_batch_size / ranks, train.sequence_length, train.grad_shards / ranks)?;
+    let train = &config.train;
+    let tokens = inputs::tokens(backend, config)?;
     let mut model = Model::new(backend, config, &tokens)?;
     state::initialise(backend, &mut model, train.seed, config.model.initializer_range)?;
     let mut stream = Stream::new(text, train.sequence_length, train.seed, Position::default())?;

@@ -1,9 +1,10 @@
 //! A rank's share of a micro-step, brought to the device.
 
+use dropless_core::nn::Tokens;
 use dropless_core::ops::NONE;
 use dropless_core::{Backend, DType};
 
-use crate::config::single;
+use crate::config::{Config, single};
 use crate::data::{Batch, Share};
 use crate::error::Result;
 use crate::model::{Inputs, NextInputs};
@@ -47,6 +48,14 @@ impl Scales {
         });
         Scales { loss: single(1.0 / batch.valid.max(1) as f64), next }
     }
+}
+
+/// How the tokens of a micro-step lie on this rank.
+pub(super) fn tokens(backend: &dyn Backend, config: &Config) -> Result<Tokens> {
+    let (train, ranks) = (&config.train, backend.caps().ranks);
+    let tokens =
+        Tokens::new(backend, train.micro_batch_size / ranks, train.sequence_length, train.grad_shards / ranks)?;
+    Ok(tokens.with_expert_shards(backend, config.moe.expert_shards)?)
 }
 
 /// Brings whole sequences of `sequence` tokens to the device.

@@ -19,10 +19,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dropless_core::nn::Tokens;
-use dropless_core::{Backend, Error as CoreError, Tensor};
+use dropless_core::{Backend, Error as CoreError, Group, Tensor};
 
 pub use evaluate::{Validation, evaluate};
 pub use in_memory::steps_in_memory;
+use optimizer::Gradients;
 pub use step::StepResult;
 
 use crate::checkpoint::{self, Checkpoint, Save, State};
@@ -76,6 +77,7 @@ struct Run<'a> {
 /// A configuration or text that does not fit, a checkpoint that cannot be read or written, [`Error::NonFinite`], and
 /// failures of the ranks. The checkpoints written before stay.
 pub fn run(config: &Config, options: &TrainOptions) -> Result<Option<Summary>> {
+    config.check(options.ranks, options.expert_ranks())?;
     run_on(options.open_ranks(config.train.numerics.into())?, config, options)
 }
 
@@ -85,7 +87,8 @@ pub fn run(config: &Config, options: &TrainOptions) -> Result<Option<Summary>> {
 /// # Errors
 /// As [`run`]; and when the processes have different configurations or texts.
 pub fn run_on(ranks: Vec<Box<dyn Backend>>, config: &Config, options: &TrainOptions) -> Result<Option<Summary>> {
-    config.check(options.ranks)?;
+    let groups = ranks.first().map_or((0, 0), |rank| (rank.caps().ranks, rank.caps().expert_ranks));
+    config.check(groups.0, groups.1)?;
     config.check_data()?;
     let (train, validation) = Corpus::load(config)?;
     let leads = ranks::lead(&ranks);
@@ -181,9 +184,7 @@ impl<'a> Rank<'a> {
         let (config, train) = (run.config, &run.config.train);
         same(backend, "configuration", config.to_toml().as_bytes())?;
         same(backend, "text", run.text.as_bytes())?;
-        let ranks = backend.caps().ranks;
-        let tokens =
-            Tokens::new(backend, train.micro_batch_size / ranks, train.sequence_length, train.grad_shards / ranks)?;
+        let tokens = inputs::tokens(backend, config)?;
         let mut model = Model::new(backend, config, &tokens)?;
         let reopened = run.reopen(backend)?;
         let (mut position, mut done) = (Position::default(), 0);
@@ -201,9 +202,16 @@ impl<'a> Rank<'a> {
         let report = if backend.caps().rank == 0 {
             write_config(&run.options.out, config)?;
             let progress = Progress::new(train.steps, done, train.log_interval);
-            let (total, active) = (model.params.total(ranks), active(config, &model, ranks));
             let caps = backend.caps();
-            progress.note(&format!("{} on {} ranks: {}, {:?}", caps.backend, ranks, caps.device, caps.numerics));
+            let (total, active) = (model.params.total(caps.expert_ranks), active(config, &model, caps.expert_ranks));
+            let shared = match caps.size(Group::Replicas) {
+                1 => String::new(),
+                replicas => format!(" ({} share the experts, {replicas} times)", caps.expert_ranks),
+            };
+            progress.note(&format!(
+                "{} on {} ranks{shared}: {}, {:?}",
+                caps.backend, caps.ranks, caps.device, caps.numerics
+            ));
             progress.note(&format!("{total} parameters, {active} of them active for a token"));
             Some(Report { metrics: Metrics::open(&run.options.out, done)?, progress })
         } else {
@@ -255,13 +263,13 @@ impl<'a> Rank<'a> {
         let batch = self.stream.next_batch(train.batch_size);
         let (result, gradients, counts) = step::gradients(self.backend, config, &self.tokens, &self.model, &batch)?;
         if !result.loss.is_finite() || !result.grad_norm.is_finite() {
-            return Err(self.non_finite(step, &result, &gradients.replicated)?);
+            return Err(self.non_finite(step, &result, &gradients)?);
         }
         optimizer::update(self.backend, &mut self.model, train, &gradients, &counts, step)?;
         self.backend.wait()?;
         self.done = step;
         let tokens_per_s = train.tokens() as f64 / started.elapsed().as_secs_f64();
-        let flops = flops_per_token(config, &self.model, self.backend.caps().ranks);
+        let flops = flops_per_token(config, &self.model, self.backend.caps().expert_ranks);
         Ok(Record {
             step,
             loss: result.loss,
@@ -276,10 +284,10 @@ impl<'a> Rank<'a> {
 
     /// The error for a loss or a gradient norm that is not finite. Names the first weight that is not, of whatever rank, or
     /// else the first gradient; only the rank that has it reports more than a consequence.
-    fn non_finite(&self, step: u64, result: &StepResult, replicated: &Tensor) -> Result<Error> {
+    fn non_finite(&self, step: u64, result: &StepResult, gradients: &Gradients) -> Result<Error> {
         let mut tensors: Vec<(String, Tensor)> =
             self.model.params.pieces()?.into_iter().map(|piece| (piece.name, piece.value)).collect();
-        let gradients = self.model.params.gradients(replicated)?;
+        let gradients = self.model.params.gradients(&gradients.sums)?;
         tensors.extend(gradients.into_iter().map(|(name, tensor)| (format!("the gradient of {name}"), tensor)));
         let mut mine = tensors.len();
         for (at, (_, tensor)) in tensors.iter().enumerate() {
@@ -336,18 +344,18 @@ impl<'a> Rank<'a> {
 }
 
 /// Parameters in the matrix products of a token: the embedding is a look-up.
-fn active(config: &Config, model: &Model, ranks: usize) -> usize {
+fn active(config: &Config, model: &Model, expert_ranks: usize) -> usize {
     let m = &config.model;
-    model.params.active(m.num_experts_per_tok, m.n_routed_experts, ranks) - m.vocab_size * m.hidden_size
+    model.params.active(m.num_experts_per_tok, m.n_routed_experts, expert_ranks) - m.vocab_size * m.hidden_size
 }
 
 /// Useful floating-point operations of forward and backward for a token: 6 for each active parameter, and causal
 /// attention. Recomputation and padding do not count.
-fn flops_per_token(config: &Config, model: &Model, ranks: usize) -> f64 {
+fn flops_per_token(config: &Config, model: &Model, expert_ranks: usize) -> f64 {
     let m = &config.model;
     let layers = m.num_hidden_layers + m.num_nextn_predict_layers;
     let dims = m.qk_nope_head_dim + m.qk_rope_head_dim + m.v_head_dim;
     // Scores and values, 2 operations each, over half the sequence on average; three times that with the backward pass.
     let attention = 3 * layers * m.num_attention_heads * dims * config.train.sequence_length;
-    (6 * active(config, model, ranks) + attention) as f64
+    (6 * active(config, model, expert_ranks) + attention) as f64
 }

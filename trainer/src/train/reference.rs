@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use dropless_core::nn::Tokens;
 use dropless_core::ops::NONE;
 use dropless_core::{Backend, DType, Group, NumericModel};
 
-use super::inputs::{Scales, upload};
+use super::inputs::{Scales, tokens, upload};
 use super::{ranks, state, step};
 use crate::checkpoint::TensorFiles;
 use crate::collective::gather;
@@ -48,11 +47,12 @@ pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &Tra
     config.train.micro_batch_size = batch.sequences();
     config.train.grad_shards = options.ranks;
     config.moe.chunks = 1;
+    config.moe.expert_shards = options.ranks / options.expert_ranks().max(1);
     if !batch.sequences().is_multiple_of(options.ranks) {
         let (sequences, ranks) = (batch.sequences(), options.ranks);
         return Err(Error::Usage(format!("--ranks is {ranks}, which does not divide the {sequences} sequences")));
     }
-    config.check(options.ranks)?;
+    config.check(options.ranks, options.expert_ranks())?;
 
     ranks::run(options.open_ranks(numerics)?, |backend| on_rank(backend, &config, &weights, &batch))
 }
@@ -61,7 +61,7 @@ const LOGITS: &str = "logits.f32";
 
 fn on_rank(backend: &dyn Backend, config: &Config, weights: &TensorFiles, batch: &Batch) -> Result<Named> {
     let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
-    let tokens = Tokens::new(backend, batch.sequences() / ranks, batch.sequence, 1)?;
+    let tokens = tokens(backend, config)?;
     let mut model = Model::new(backend, config, &tokens)?;
     state::load(backend, &mut model, weights, None)?;
     let share = batch.share(batch.sequences(), 0, rank, ranks);
@@ -69,7 +69,7 @@ fn on_rank(backend: &dyn Backend, config: &Config, weights: &TensorFiles, batch:
     let logits = backend.download(&model.logits(backend, &tokens, &inputs)?)?;
     let (result, gradients, _) = step::gradients(backend, config, &tokens, &model, batch)?;
     let mut out = vec![(LOGITS.to_owned(), logits), ("loss.f32".to_owned(), vec![result.loss])];
-    for (name, gradient) in model.params.gradients(&gradients.replicated)? {
+    for (name, gradient) in model.params.gradients(&gradients.sums)? {
         let (name, values) = (fused(&name), backend.download::<f32>(&gradient)?);
         match out.iter_mut().find(|(n, _)| *n == name) {
             Some((_, all)) => all.extend(values),
