@@ -64,11 +64,6 @@ __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
     } while (done == 0);
 }
 
-// A barrier of some of the block's warps: `threads` of them, by one of the 15 names from 1 on.
-__device__ __forceinline__ void barrier_named(u32 name, u32 threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-
 // ---- Copies ----
 
 // What this thread wrote to shared memory (or knows to be written, from a barrier) is visible to `wgmma` and to the
@@ -99,24 +94,13 @@ __device__ __forceinline__ void copies_wait() {
 // Waits until all of this thread's copies are done.
 __device__ __forceinline__ void copies_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// The box of a tensor map that starts at these coordinates, fastest first. What lies outside of the tensor becomes
-// zero, and the bytes of the whole box arrive at the barrier.
-__device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, u64* barrier, u32 x, u32 y) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
-        ::"r"(to), "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y)
-        : "memory");
-}
-
+// The box of a map of three dimensions that starts at these coordinates, fastest first. What lies outside of the tensor
+// becomes zero, and the bytes of the whole box arrive at the barrier.
 __device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, u64* barrier, u32 x, u32 y, u32 z) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
         ::"r"(to), "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
         : "memory");
-}
-
-__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
