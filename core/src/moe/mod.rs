@@ -274,6 +274,19 @@ impl MoeSaved {
         self.router.choice()
     }
 
+    /// See [`Saved::prefetch`].
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn prefetch(&mut self, backend: &dyn Backend) -> Result<()> {
+        self.shared.prefetch(backend)?;
+        for chunk in &mut self.chunks {
+            chunk.rows.prefetch(backend)?;
+            chunk.experts.prefetch(backend)?;
+        }
+        Ok(())
+    }
+
     /// The auxiliary loss of each sequence, if there is one.
     pub fn balance_loss(&self) -> Option<&Tensor> {
         self.router.balance_loss()

@@ -1,6 +1,6 @@
 //! Activations that the backward pass needs: kept, moved to host memory, or computed again.
 
-use crate::backend::{Backend, Queue};
+use crate::backend::{Backend, Event, Queue};
 use crate::error::Result;
 use crate::ops::Offload;
 use crate::tensor::{Memory, Tensor};
@@ -25,21 +25,35 @@ pub enum Policy {
 pub struct Saved {
     device: Option<Tensor>,
     host: Option<Tensor>,
+    /// When the copy from `host` to `device` is done.
+    arrival: Option<Event>,
 }
 
 impl Saved {
-    /// The activation in device memory, brought back from host memory if it is there.
+    /// Begins to bring the activation back from host memory, if it is there, while the device works on something else.
     ///
     /// # Errors
     /// A failure of the device.
-    pub fn load(&mut self, backend: &dyn Backend) -> Result<Option<Tensor>> {
+    pub fn prefetch(&mut self, backend: &dyn Backend) -> Result<()> {
         if let (None, Some(host)) = (&self.device, &self.host) {
             let device = backend.alloc(host.dtype(), host.shape(), Memory::Device)?;
             // Work that was queued earlier may still use the memory that was reused here.
             backend.wait_for(Queue::Offload, &backend.record(Queue::Compute)?)?;
             Offload { from: host, to: &device }.run(backend)?;
-            backend.wait_for(Queue::Compute, &backend.record(Queue::Offload)?)?;
+            self.arrival = Some(backend.record(Queue::Offload)?);
             self.device = Some(device);
+        }
+        Ok(())
+    }
+
+    /// The activation in device memory, brought back from host memory if it is there.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn load(&mut self, backend: &dyn Backend) -> Result<Option<Tensor>> {
+        self.prefetch(backend)?;
+        if let Some(arrival) = self.arrival.take() {
+            backend.wait_for(Queue::Compute, &arrival)?;
         }
         Ok(self.device.clone())
     }

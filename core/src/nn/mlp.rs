@@ -24,6 +24,17 @@ pub struct MlpSaved {
     pub hidden: Saved,
 }
 
+impl MlpSaved {
+    /// See [`Saved::prefetch`].
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn prefetch(&mut self, backend: &dyn Backend) -> Result<()> {
+        self.gate_up.prefetch(backend)?;
+        self.hidden.prefetch(backend)
+    }
+}
+
 /// Policies of [`MlpSaved`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MlpPolicy {

@@ -75,6 +75,10 @@ impl Normed {
         Ok(self.out.settle(backend, policy)?)
     }
 
+    pub(super) fn prefetch(&mut self, backend: &dyn Backend) -> Result<()> {
+        Ok(self.out.prefetch(backend)?)
+    }
+
     /// The gradient of x; the statistics are those of the forward pass.
     pub(super) fn backward(
         &self,
@@ -170,6 +174,19 @@ impl AttentionSaved {
             out: Saved::default(),
             lse: None,
         }
+    }
+}
+
+impl AttentionSaved {
+    /// Begins to bring back what is offloaded, in the order in which the backward pass takes it.
+    pub(super) fn prefetch(&mut self, backend: &dyn Backend) -> Result<()> {
+        for saved in [&mut self.q, &mut self.k, &mut self.v, &mut self.out] {
+            saved.prefetch(backend)?;
+        }
+        for normed in [&mut self.kv_normed, &mut self.q_normed, &mut self.normed] {
+            normed.prefetch(backend)?;
+        }
+        Ok(())
     }
 }
 

@@ -123,6 +123,16 @@ impl LayerSaved {
             FeedSaved::Dense(_) => None,
         }
     }
+
+    /// Begins to bring back what is offloaded, in the order in which the backward pass takes it.
+    pub(super) fn prefetch(&mut self, backend: &dyn Backend) -> Result<()> {
+        self.normed.prefetch(backend)?;
+        match &mut self.feed {
+            FeedSaved::Dense(saved) => saved.prefetch(backend)?,
+            FeedSaved::Moe(saved) => saved.prefetch(backend)?,
+        }
+        self.attention.prefetch(backend)
+    }
 }
 
 impl Layer {

@@ -235,8 +235,13 @@ impl Model {
         }
         let HeadLoss { loss, d_hidden } =
             self.head.step(backend, tokens, &saved.hidden, &inputs.targets, &inputs.scale, residual.as_ref())?;
-        let mut d_hidden = d_hidden;
-        for (layer, saved) in self.layers.iter().zip(saved.layers).rev() {
+        let (mut d_hidden, mut layers) = (d_hidden, saved.layers);
+        for layer in self.layers.iter().rev() {
+            let saved = layers.pop().expect("one for each layer");
+            // What the layer before needs travels while this one computes.
+            if let Some(before) = layers.last_mut() {
+                before.prefetch(backend)?;
+            }
             d_hidden = layer.backward(backend, tokens, inputs, &self.rope, d_hidden, saved)?;
         }
         let d_table = &self.embedding.grad;
