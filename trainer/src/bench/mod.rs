@@ -1,10 +1,12 @@
 //! How fast a backend's ops are: `dropless bench`.
 //!
-//! Each line is the median of several runs after a warm-up, on random data, and counts useful work only. Peers run
-//! interleaved with what they are compared with, so that both see the same machine.
+//! Each line is the median of several samples after a warm-up, on random data, and counts useful work only. A sample is so
+//! many calls that it takes a while, and the wait for them. Peers run interleaved with what they are compared with, so that
+//! both see the same machine.
 
 mod ops;
 mod peer;
+mod production;
 
 use std::time::{Duration, Instant};
 

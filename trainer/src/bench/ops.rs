@@ -3,7 +3,7 @@
 use std::convert::identity;
 use std::io::Write;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dropless_core::numerics::bf16;
 use dropless_core::ops::{
@@ -14,7 +14,10 @@ use dropless_core::{Backend, DType, Memory, NumericModel, Result, Tensor};
 
 use super::{medians, peer};
 use crate::init;
-use crate::options::TrainOptions;
+use crate::options::{BackendKind, TrainOptions};
+
+/// How long a sample takes at least.
+const SAMPLE: Duration = Duration::from_millis(5);
 
 /// Random data of a name, standard normal.
 fn random(name: &str, len: usize) -> Vec<f32> {
@@ -24,8 +27,8 @@ fn random(name: &str, len: usize) -> Vec<f32> {
 }
 
 /// One machine under one numeric model.
-struct Bench<'a> {
-    backend: &'a dyn Backend,
+pub(super) struct Bench<'a> {
+    pub(super) backend: &'a dyn Backend,
     out: &'a mut dyn Write,
 }
 
@@ -51,6 +54,9 @@ pub fn run(options: &TrainOptions, out: &mut dyn Write) -> crate::Result<()> {
     bench.quantize("fp8 blocks", BlockFormat::Fp8Block { f32_scale: false })?;
     bench.attention()?;
     bench.adamw()?;
+    if options.backend == BackendKind::Cuda {
+        bench.production()?;
+    }
     let f32 = options.open_one(NumericModel::F32)?;
     let mut bench = Bench { backend: &*f32, out };
     bench.f32_against_gemm(threads)?;
@@ -81,7 +87,7 @@ fn giga(amount: usize, time: Duration) -> f64 {
 }
 
 impl Bench<'_> {
-    fn bf16(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+    pub(super) fn bf16(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let codes: Vec<u16> = random(name, shape.iter().product()).into_iter().map(bf16::from_f32).collect();
         self.backend.upload(DType::Bf16, shape, &codes)
     }
@@ -90,17 +96,27 @@ impl Bench<'_> {
         self.backend.upload(DType::F32, shape, &random(name, shape.iter().product()))
     }
 
-    fn empty(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+    pub(super) fn empty(&self, dtype: DType, shape: &[usize]) -> Result<Tensor> {
         self.backend.alloc(dtype, shape, Memory::Device)
     }
 
-    fn time(&self, op: impl Fn() -> Result<()>) -> Result<Duration> {
-        let mut done = || op().and_then(|()| self.backend.wait());
-        Ok(medians(&mut [&mut done])?[0])
+    pub(super) fn time(&self, op: impl Fn() -> Result<()>) -> Result<Duration> {
+        let run = |calls: u32| (0..calls).try_for_each(|_| op()).and_then(|()| self.backend.wait());
+        // The first call may compile something.
+        run(1)?;
+        let started = Instant::now();
+        run(1)?;
+        let one = started.elapsed().max(Duration::from_micros(1));
+        let calls = u32::try_from(SAMPLE.as_micros().div_ceil(one.as_micros())).expect("a few thousand");
+        Ok(medians(&mut [&mut || run(calls)])?[0] / calls)
     }
 
-    fn line(&mut self, name: &str, time: Duration, rate: &str) {
-        print(self.out, &format!("{name:44} {:9.3} ms  {rate}", time.as_secs_f64() * 1e3));
+    pub(super) fn line(&mut self, name: &str, time: Duration, rate: &str) {
+        self.text(&format!("{name:44} {:9.3} ms  {rate}", time.as_secs_f64() * 1e3));
+    }
+
+    pub(super) fn text(&mut self, line: &str) {
+        print(self.out, line);
     }
 
     /// Eight experts of unequal, partly empty loads.
