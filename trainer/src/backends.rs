@@ -32,11 +32,25 @@ impl TrainOptions {
     }
 
     fn cuda(&self, numerics: NumericModel) -> dropless_core::Result<Vec<Cuda>> {
-        if self.ranks != 1 {
-            let why = format!("{} ranks in one process; a GPU is one rank, in a process of its own", self.ranks);
+        let started = self.world.as_ref().map_or(1, |world| world.ranks);
+        if self.ranks != started {
+            let why = format!(
+                "{} ranks asked for, but {started} started: a GPU is one rank, in a process of its own \
+                 (dropless launch --nproc {} -- ...)",
+                self.ranks, self.ranks
+            );
             return Err(CoreError::Unavailable { backend: "cuda", why });
         }
-        Ok(vec![Cuda::new(&CudaOptions { numerics, ..CudaOptions::default() })?])
+        let options = CudaOptions {
+            numerics,
+            device: self.world.as_ref().map_or(0, |world| world.local_rank),
+            world: self.world.clone(),
+            expert_ranks: self.expert_parallel,
+            exchange: self.exchange,
+            timeout: self.timeout,
+            ..CudaOptions::default()
+        };
+        Ok(vec![Cuda::new(&options)?])
     }
 
     /// Opens the ranks that this process drives: of host and wgpu all of them.
@@ -68,7 +82,7 @@ impl TrainOptions {
     /// # Errors
     /// As [`open_ranks`](TrainOptions::open_ranks).
     pub fn open_one(&self, numerics: NumericModel) -> Result<Box<dyn Backend>> {
-        let one = TrainOptions { ranks: 1, expert_parallel: None, ..self.clone() };
+        let one = TrainOptions { ranks: 1, world: None, expert_parallel: None, ..self.clone() };
         Ok(one.open_ranks(numerics)?.swap_remove(0))
     }
 }

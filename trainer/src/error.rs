@@ -41,6 +41,14 @@ pub enum Error {
         /// Where to continue from.
         checkpoint: String,
     },
+    /// A failure of the library in a step of training, or right after it.
+    #[error("step {step}: {source}")]
+    Step {
+        /// The step.
+        step: u64,
+        /// The failure.
+        source: dropless_core::Error,
+    },
     /// A failure of the library.
     #[error(transparent)]
     Core(#[from] dropless_core::Error),
@@ -54,6 +62,22 @@ impl Error {
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.into();
         move |source| Error::Io { path, source }
+    }
+
+    /// For `map_err`: a failure of the library happened in this step.
+    pub(crate) fn in_step(step: u64) -> impl FnOnce(Error) -> Error {
+        move |error| match error {
+            Error::Core(source) => Error::Step { step, source },
+            other => other,
+        }
+    }
+
+    /// What the library reports, whenever it was.
+    pub(crate) fn core(&self) -> Option<&dropless_core::Error> {
+        match self {
+            Error::Core(source) | Error::Step { source, .. } => Some(source),
+            _ => None,
+        }
     }
 
     /// A damaged or unfit file.

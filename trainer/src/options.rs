@@ -1,8 +1,10 @@
 //! Where and how a run computes. None of it changes a bit of the result.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use dropless_core::host::Simd;
+use dropless_cuda::{Exchange, World};
 
 /// A backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,8 +33,14 @@ pub struct TrainOptions {
     pub backend: BackendKind,
     /// The GPU of the wgpu backend: an index or a part of its name; `DROPLESS_ADAPTER` or the best one if None.
     pub adapter: Option<String>,
-    /// Ranks.
+    /// Ranks, of all processes.
     pub ranks: usize,
+    /// This process among those of its job, for the cuda backend; None for a single one.
+    pub world: Option<World>,
+    /// How rows travel between the ranks of the cuda backend.
+    pub exchange: Exchange,
+    /// How long the ranks of the cuda backend wait for each other.
+    pub timeout: Duration,
     /// Ranks that share one set of experts; all of them if None.
     pub expert_parallel: Option<usize>,
     /// Threads; 0 for one for each core.
@@ -50,6 +58,9 @@ impl Default for TrainOptions {
             backend: BackendKind::default(),
             adapter: None,
             ranks: 1,
+            world: None,
+            exchange: Exchange::Auto,
+            timeout: Duration::from_secs(60),
             expert_parallel: None,
             threads: 0,
             simd: None,

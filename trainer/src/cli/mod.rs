@@ -19,9 +19,11 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use dropless_core::host::Simd;
+use dropless_cuda::{Exchange, World};
 
 use crate::checkpoint::TensorFiles;
 use crate::checkpoint::{Checkpoint, newest};
@@ -72,18 +74,35 @@ struct Machine {
     /// GPU of the wgpu backend, by index or part of its name [default: DROPLESS_ADAPTER, or the best one]
     #[arg(long, value_name = "NAME")]
     adapter: Option<String>,
-    /// Ranks, among which the sequences are divided
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    ranks: usize,
+    /// Ranks, among which the sequences are divided: threads of this process, but of cuda the processes that a launcher
+    /// started [default: those, or 1]
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
     /// Ranks that share one set of experts; the others hold the same ones [default: all ranks]
     #[arg(long, value_name = "N")]
     expert_parallel: Option<usize>,
+    /// How rows travel between the ranks of cuda
+    #[arg(long, value_enum, default_value_t = ExchangeName::Auto)]
+    exchange: ExchangeName,
+    /// Seconds after which ranks of cuda that wait for each other give up
+    #[arg(long, default_value_t = 60, value_name = "S", value_parser = clap::value_parser!(u64).range(2..=86_400))]
+    timeout: u64,
     /// Threads of the host backend; 0 for one for each core
     #[arg(long, default_value_t = 0, value_name = "N")]
     threads: usize,
     /// Vector instructions of the host backend; the best of the machine by default
     #[arg(long, value_enum)]
     simd: Option<SimdName>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ExchangeName {
+    /// Through mapped memory where all GPUs of a group reach each other, else through NCCL
+    Auto,
+    /// Through NCCL
+    Nccl,
+    /// Through mapped memory
+    Peer,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -111,21 +130,35 @@ enum SimdName {
 impl Machine {
     /// The options for a run in `out`.
     fn options(&self, out: PathBuf, resume: bool) -> Result<TrainOptions> {
-        let simd = self.simd.map(|name| match name {
-            SimdName::Plain => Simd::Plain,
-            SimdName::Avx2 => Simd::Avx2,
-            SimdName::Avx512 => Simd::Avx512,
-        });
+        let backend = self.backend.kind();
+        let world = if backend == BackendKind::Cuda { World::from_environment()? } else { None };
         Ok(TrainOptions {
             out,
             resume,
-            backend: self.backend.kind(),
+            backend,
             adapter: self.adapter.clone(),
-            ranks: self.ranks,
+            ranks: self.ranks.unwrap_or_else(|| world.as_ref().map_or(1, |world| world.ranks)),
+            world,
+            exchange: match self.exchange {
+                ExchangeName::Auto => Exchange::Auto,
+                ExchangeName::Nccl => Exchange::Nccl,
+                ExchangeName::Peer => Exchange::Peer,
+            },
+            timeout: Duration::from_secs(self.timeout),
             expert_parallel: self.expert_parallel,
             threads: self.threads,
-            simd,
+            simd: self.simd.map(SimdName::level),
         })
+    }
+}
+
+impl SimdName {
+    fn level(self) -> Simd {
+        match self {
+            SimdName::Plain => Simd::Plain,
+            SimdName::Avx2 => Simd::Avx2,
+            SimdName::Avx512 => Simd::Avx512,
+        }
     }
 }
 
@@ -253,8 +286,13 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Doctor => say(doctor::report().trim_end()),
         Command::Bench(args) => {
             let (backend, adapter, threads, simd) = (args.backend, args.adapter, args.threads, args.simd);
-            let machine = Machine { backend, adapter, ranks: 1, expert_parallel: None, threads, simd };
-            let options = machine.options(PathBuf::new(), false)?;
+            let options = TrainOptions {
+                backend: backend.kind(),
+                adapter,
+                threads,
+                simd: simd.map(SimdName::level),
+                ..TrainOptions::default()
+            };
             bench::run(&options, &mut std::io::stdout())?;
         }
         #[cfg(unix)]
@@ -293,8 +331,8 @@ fn generate(args: &GenerateArgs) -> Result<()> {
     if !(0.0..=1.0).contains(&top_p) {
         return Err(Error::Usage(format!("--top-p is {top_p}, expected 0 to 1")));
     }
-    if args.machine.ranks != 1 {
-        return Err(Error::Usage(format!("--ranks is {}, but generate runs on one rank", args.machine.ranks)));
+    if let Some(ranks) = args.machine.ranks.filter(|&ranks| ranks != 1) {
+        return Err(Error::Usage(format!("--ranks is {ranks}, but generate runs on one rank")));
     }
     let options = args.machine.options(PathBuf::new(), false)?;
     let checkpoint = checkpoint(args.run.as_deref())?;

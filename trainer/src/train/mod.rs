@@ -227,12 +227,12 @@ impl<'a> Rank<'a> {
             self.save()?;
         }
         while self.done < train.steps {
-            let mut record = self.step()?;
+            let mut record = self.step().map_err(Error::in_step(self.done + 1))?;
             loss = Some(record.loss);
             let last = self.done == train.steps;
             let due = |interval: u64| interval > 0 && self.done.is_multiple_of(interval);
             if due(train.eval_interval) && !last {
-                record.validation_loss = Some(self.validate(train.eval_batches)?);
+                record.validation_loss = Some(self.validate(train.eval_batches).map_err(Error::in_step(self.done))?);
             }
             if let Some(report) = &mut self.report {
                 report.metrics.write(&record)?;
@@ -242,13 +242,13 @@ impl<'a> Rank<'a> {
                 }
             }
             if due(train.checkpoint_interval) || last {
-                self.save()?;
+                self.save().map_err(Error::in_step(self.done))?;
                 if let (Some(report), Some(saved)) = (&mut self.report, &self.saved) {
                     report.metrics.add_digest(&saved.digest)?;
                 }
             }
         }
-        let validation = self.validate(0)?;
+        let validation = self.validate(0).map_err(Error::in_step(self.done))?;
         if let Some(report) = &self.report {
             report.progress.finish();
         }

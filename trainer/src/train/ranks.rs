@@ -26,7 +26,7 @@ pub fn run<T: Send>(
         let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || work(&*rank))).collect();
         threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
-    let consequence = |e: &Error| matches!(e, Error::Core(CoreError::Collective { .. }));
+    let consequence = |e: &Error| matches!(e.core(), Some(CoreError::Collective { .. }));
     let mut failures = Vec::new();
     let mut done = Vec::new();
     for result in results {
