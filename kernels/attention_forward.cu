@@ -18,38 +18,58 @@ constexpr u32 Q_BYTES = tile_bytes(Q_ROWS, QK), K_BYTES = tile_bytes(KEY_TILE, Q
 
 extern __shared__ __align__(1024) u8 shared[];
 
+// The scores of one row in a tile that a thread has: the pairs of columns from `column` on, eight apart. Columns are counted
+// from the first visible key, so that those below `seen` are visible (and those before it far above).
+struct RowScores {
+    Scores& all;
+    // 0: the upper row of the thread, 1: the lower.
+    u32 half, column, seen;
+
+    template <class Use>
+    __device__ __forceinline__ void each(Use use) {
+#pragma unroll
+        for (u32 i = 0; i < KEY_TILE / 8; i++) {
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) use(all[4 * i + 2 * half + j], column + 8 * i + j < seen);
+        }
+    }
+};
+
 // The softmax of a row as far as its tiles have been seen; the four threads of a quad hold the same.
 struct Softmax {
     float largest = -INFINITY_F32, sum = 0.0f;
 
-    // Turns this thread's products of the row (half 0: the upper) with the tile's keys from `tile` on into probabilities;
-    // returns the factor of what was accumulated before.
+    // Turns the products of the row with the tile's keys from `tile` on into probabilities; returns the factor of what was
+    // accumulated before.
     __device__ __forceinline__ float advance(Scores& s, u32 half, u32 tile, u32 row, u32 start, float scale) {
-        // Of the columns, counted from the first visible key, those below `seen` are visible.
         const u32 first = max(start, tile), end = min(row + 1, tile + KEY_TILE), seen = end > first ? end - first : 0;
-        const u32 column = tile + threadIdx.x % 4 * 2 - first;
+        RowScores scores = {s, half, tile + threadIdx.x % 4 * 2 - first, seen};
+        const bool whole = __all_sync(ALL_LANES, seen == KEY_TILE);
+
+        // The sign of a zero, in which fmaxf differs from the rule, changes nothing below.
         float highest = -INFINITY_F32;
-#pragma unroll
-        for (u32 i = 0; i < KEY_TILE / 8; i++) {
-#pragma unroll
-            for (u32 j = 0; j < 2; j++) {
-                float& score = s[4 * i + 2 * half + j];
+        if (whole) {
+            scores.each([&](float& score, bool) { highest = fmaxf(highest, score *= scale); });
+        } else {
+            scores.each([&](float& score, bool visible) {
                 score *= scale;
-                if (column + 8 * i + j < seen) highest = larger(highest, score);
-            }
+                if (visible) highest = fmaxf(highest, score);
+            });
         }
-        highest = larger(highest, __shfl_xor_sync(ALL_LANES, highest, 1));
-        highest = larger(highest, __shfl_xor_sync(ALL_LANES, highest, 2));
-        highest = larger(largest, highest);
+        highest = fmaxf(highest, __shfl_xor_sync(ALL_LANES, highest, 1));
+        highest = fmaxf(highest, __shfl_xor_sync(ALL_LANES, highest, 2));
+        highest = fmaxf(largest, highest);
+
+        bool ordinary = whole;
+        scores.each([&](float& score, bool) {
+            score -= highest;
+            ordinary &= exp_is_ordinary(score);
+        });
         float lane = 0.0f;
-#pragma unroll
-        for (u32 i = 0; i < KEY_TILE / 8; i++) {
-#pragma unroll
-            for (u32 j = 0; j < 2; j++) {
-                float& score = s[4 * i + 2 * half + j];
-                score = column + 8 * i + j < seen ? f32_exp(score - highest) : 0.0f;
-                lane += score;
-            }
+        if (__all_sync(ALL_LANES, ordinary)) {
+            scores.each([&](float& score, bool) { lane += score = f32_exp_ordinary(score); });
+        } else {
+            scores.each([&](float& score, bool visible) { lane += score = visible ? f32_exp(score) : 0.0f; });
         }
         lane += __shfl_xor_sync(ALL_LANES, lane, 1);
         lane += __shfl_xor_sync(ALL_LANES, lane, 2);

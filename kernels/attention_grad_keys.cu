@@ -103,12 +103,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_keys(con
                     multiply_rows<V, KEYS, BLOCK>(dp, v_tile + warpgroup * BLOCK * SPAN * 2, d_out_tile + half * SPAN * 2);
                 }
                 products_done(s, dp);
+                const auto row_of = [&](u32 i) { return half + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; };
+                const auto seen = [&](u32 i) {
+                    return visible(key + i / 2 % 2 * 8, rows.start[row_of(i)], place.block * BLOCK + row_of(i));
+                };
+                bool ordinary = true;
 #pragma unroll
                 for (u32 i = 0; i < HALF / 2; i++) {
-                    const u32 row = half + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-                    const bool seen = visible(key + i / 2 % 2 * 8, rows.start[row], place.block * BLOCK + row);
-                    s[i] = seen ? f32_exp(s[i] * scale - rows.lse[row]) : 0.0f;
-                    if (GRAD_KEYS) dp[i] = seen ? s[i] * (dp[i] - rows.delta[row]) : 0.0f;
+                    s[i] = s[i] * scale - rows.lse[row_of(i)];
+                    ordinary &= seen(i) && exp_is_ordinary(s[i]);
+                    if (GRAD_KEYS) dp[i] -= rows.delta[row_of(i)];
+                }
+                if (__all_sync(ALL_LANES, ordinary)) {
+#pragma unroll
+                    for (u32 i = 0; i < HALF / 2; i++) {
+                        s[i] = f32_exp_ordinary(s[i]);
+                        if (GRAD_KEYS) dp[i] *= s[i];
+                    }
+                } else {
+#pragma unroll
+                    for (u32 i = 0; i < HALF / 2; i++) {
+                        s[i] = seen(i) ? f32_exp(s[i]) : 0.0f;
+                        if (GRAD_KEYS) dp[i] = seen(i) ? s[i] * dp[i] : 0.0f;
+                    }
                 }
                 u32 probabilities[HALF / STEP][4], slopes[HALF / STEP][4];
 #pragma unroll

@@ -74,11 +74,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_queries(
             multiply_rows<QK, ROWS, BLOCK>(s, q_tile + warpgroup * BLOCK * SPAN * 2, k_tile);
             multiply_rows<V, ROWS, BLOCK>(ds, d_out_tile + warpgroup * BLOCK * SPAN * 2, k_tile + K_BYTES);
             products_done(s, ds);
+            bool ordinary = max(start[0], start[1]) <= tile && tile + BLOCK <= row + 1;
 #pragma unroll
             for (u32 i = 0; i < BLOCK / 2; i++) {
-                const u32 half = i / 2 % 2, key = tile + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-                const float probability = f32_exp(s[i] * scale - lse[half]);
-                ds[i] = visible(key, start[half], row + 8 * half) ? probability * (ds[i] - delta[half]) : 0.0f;
+                s[i] = s[i] * scale - lse[i / 2 % 2];
+                ordinary &= exp_is_ordinary(s[i]);
+            }
+            if (__all_sync(ALL_LANES, ordinary)) {
+#pragma unroll
+                for (u32 i = 0; i < BLOCK / 2; i++) ds[i] = f32_exp_ordinary(s[i]) * (ds[i] - delta[i / 2 % 2]);
+            } else {
+#pragma unroll
+                for (u32 i = 0; i < BLOCK / 2; i++) {
+                    const u32 half = i / 2 % 2, key = tile + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+                    const bool seen = visible(key, start[half], row + 8 * half);
+                    ds[i] = seen ? f32_exp(s[i]) * (ds[i] - delta[half]) : 0.0f;
+                }
             }
             u32 slopes[BLOCK / STEP][4];
 #pragma unroll

@@ -120,12 +120,10 @@ __device__ __forceinline__ u8 ue8m0_from_f32_floor(float x) {
 
 __device__ __forceinline__ float power_of_two(i32 n) { return __uint_as_float(u32(n + 127) << 23); }
 
-__device__ __forceinline__ float f32_exp(float x) {
+// e^x over a power of two: that of the integer in which the bits of `shifted` end.
+__device__ __forceinline__ float exp_fraction(float x, float& shifted) {
     const float round = 12582912.0f;
-    // Beyond these the result is infinity or zero. A NaN passes through both comparisons.
-    x = x > 89.0f ? 89.0f : x;
-    x = x < -104.0f ? -104.0f : x;
-    float shifted = __fmaf_rn(x, __uint_as_float(0x3FB8AA3Bu), round);
+    shifted = __fmaf_rn(x, __uint_as_float(0x3FB8AA3Bu), round);
     float n = shifted - round;
     float r = __fmaf_rn(-__uint_as_float(0x35BFBE8Eu), n, __fmaf_rn(-__uint_as_float(0x3F317200u), n, x));
     float q = __uint_as_float(0x3AB54E89u);
@@ -135,11 +133,29 @@ __device__ __forceinline__ float f32_exp(float x) {
     q = __fmaf_rn(q, r, __uint_as_float(0x3EFFFFFEu));
     float sum = 1.0f + r;
     float lost = r - (sum - 1.0f);
-    float p = sum + __fmaf_rn(q, r * r, lost);
+    return sum + __fmaf_rn(q, r * r, lost);
+}
+
+__device__ __forceinline__ float f32_exp(float x) {
+    // Beyond these the result is infinity or zero. A NaN passes through both comparisons.
+    x = x > 89.0f ? 89.0f : x;
+    x = x < -104.0f ? -104.0f : x;
+    float shifted;
+    float p = exp_fraction(x, shifted);
     // A NaN's bits mean no number; p is NaN then, whatever it is scaled by.
-    i32 exponent = __float_as_int(shifted) - __float_as_int(round);
+    i32 exponent = __float_as_int(shifted) - __float_as_int(12582912.0f);
     i32 half = exponent >> 1;
     return p * power_of_two(half) * power_of_two(exponent - half);
+}
+
+// Where neither the argument nor the result of exp is out of the ordinary: no NaN, no subnormal, no infinity.
+__device__ __forceinline__ bool exp_is_ordinary(float x) { return fabsf(x) <= 86.0f; }
+
+// The same there in fewer instructions: the power of two is added to the exponent.
+__device__ __forceinline__ float f32_exp_ordinary(float x) {
+    float shifted;
+    float p = exp_fraction(x, shifted);
+    return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
 }
 
 __device__ __forceinline__ float f32_log(float x) {
