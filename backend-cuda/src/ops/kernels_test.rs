@@ -2,7 +2,7 @@
 
 use super::ALL;
 use crate::jit::Jit;
-use crate::kernel::{Kernel, Variant};
+use crate::kernel::{Kernel, SM90, Variant};
 
 /// Calls `test` for each architecture that kernels are written for, or says why it does not: the compiler's library is
 /// missing, and `DROPLESS_REQUIRE` does not name nvrtc.
@@ -34,8 +34,9 @@ fn variants(kernel: &'static Kernel, constants: &[u32]) -> Vec<Variant> {
 }
 
 /// Matrix products: their accumulators take most of a thread's registers, and their speed depends on it.
-fn registers_matter(kernel: &Kernel) -> bool {
-    kernel.name.ends_with("grouped_gemm")
+fn registers_matter(kernel: &Kernel, architecture: &str) -> bool {
+    // Attention has only a portable path on later chips.
+    kernel.name.ends_with("grouped_gemm") || (kernel.files.contains(&SM90) && architecture == "sm_90a")
 }
 
 #[test]
@@ -57,7 +58,7 @@ fn every_kernel_compiles_without_a_warning_and_products_without_a_spill() {
                     let compiled = jit.compile(kernel.name, &variant.source()).unwrap();
                     assert!(!compiled.log.contains("warning"), "{}: {}", kernel.name, compiled.log);
                     let spills = !compiled.log.contains(", 0 bytes spill stores, 0 bytes spill loads");
-                    assert!(!(spills && registers_matter(kernel)), "{}: {}", kernel.name, compiled.log);
+                    assert!(!(spills && registers_matter(kernel, architecture)), "{}: {}", kernel.name, compiled.log);
                 }
             }
         }

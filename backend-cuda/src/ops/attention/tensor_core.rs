@@ -116,6 +116,22 @@ impl Heads {
 }
 
 impl Buffers {
+    /// Of the forward pass: queries; keys and values.
+    fn forward(heads: Heads) -> Buffers {
+        Buffers { held: Heads { v: 0, ..heads }.tiles(WARPGROUPS * BLOCK), stage: heads.tiles(KEY_TILE) }
+    }
+
+    /// Of the gradient of the queries: queries and the result's gradient; keys and values.
+    fn grad_queries(heads: Heads) -> Buffers {
+        Buffers { held: heads.tiles(WARPGROUPS * BLOCK), stage: heads.tiles(BLOCK) }
+    }
+
+    /// Of those of keys and values: the other way round, and three numbers of each row.
+    fn grad_keys(heads: Heads) -> Buffers {
+        let Buffers { held, stage } = Buffers::grad_queries(heads);
+        Buffers { held, stage: stage + 3 * BLOCK * size_of::<f32>() }
+    }
+
     /// Two where there is room: the next is loaded while this one is worked on.
     fn stages(self) -> usize {
         if self.bytes(2) <= SHARED { 2 } else { 1 }
@@ -144,10 +160,8 @@ fn launch(
 
 pub(super) fn forward(pass: &Pass<'_>, op: &AttentionForward<'_>) -> Result<()> {
     let heads = Heads::of(pass)?;
-    let queries = Heads { v: 0, ..heads }.tiles(WARPGROUPS * BLOCK);
-    let buffers = Buffers { held: queries, stage: heads.tiles(KEY_TILE) };
     let tensors = &[Some(op.q), Some(op.k), Some(op.v), pass.start, pass.first, Some(op.out), Some(op.lse)];
-    launch(pass, &FORWARD, tensors, (heads, &[]), buffers, pass.shape.batch * pass.shape.heads)
+    launch(pass, &FORWARD, tensors, (heads, &[]), Buffers::forward(heads), pass.shape.batch * pass.shape.heads)
 }
 
 pub(super) fn backward(pass: &Pass<'_>, op: &AttentionBackward<'_>, delta: &Tensor) -> Result<()> {
@@ -155,14 +169,39 @@ pub(super) fn backward(pass: &Pass<'_>, op: &AttentionBackward<'_>, delta: &Tens
     let [q, k, v, lse, delta, d_out] = [op.q, op.k, op.v, op.lse, delta, op.d_out].map(Some);
 
     let tensors = &[q, k, v, pass.start, pass.first, lse, delta, d_out, Some(op.d_q)];
-    let buffers = Buffers { held: heads.tiles(WARPGROUPS * BLOCK), stage: heads.tiles(BLOCK) };
+    let buffers = Buffers::grad_queries(heads);
     launch(pass, &GRAD_QUERIES, tensors, (heads, &[]), buffers, pass.shape.batch * pass.shape.heads)?;
 
     let tensors = &[q, k, v, pass.start, pass.first, lse, delta, d_out, Some(op.d_k), Some(op.d_v)];
-    // Three numbers for each row.
-    let buffers = Buffers { stage: buffers.stage + 3 * BLOCK * size_of::<f32>(), ..buffers };
+    let buffers = Buffers::grad_keys(heads);
     let parts: &[[usize; 2]] = if heads.qk + heads.v <= MOST_TOGETHER { &[[1, 1]] } else { &[[1, 0], [0, 1]] };
     parts.iter().try_for_each(|parts| {
         launch(pass, &GRAD_KEYS, tensors, (heads, parts), buffers, pass.shape.batch * pass.shape.kv_heads)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_padded_to_what_an_instruction_takes() {
+        for (dim, expected) in
+            [(1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (64, 64), (65, 128), (192, 192), (250, 256)]
+        {
+            assert_eq!(padded(dim), expected, "{dim}");
+        }
+    }
+
+    #[test]
+    fn the_largest_heads_fit_into_shared_memory() {
+        let all = |heads| [Buffers::forward(heads), Buffers::grad_queries(heads), Buffers::grad_keys(heads)];
+        for buffers in all(Heads { qk: MOST, v: MOST }) {
+            assert!(buffers.bytes(buffers.stages()) <= SHARED, "{buffers:?}");
+        }
+        // DeepSeek-V3's are loaded while others are worked on.
+        for buffers in all(Heads { qk: 192, v: 128 }) {
+            assert_eq!(buffers.stages(), 2, "{buffers:?}");
+        }
+    }
 }
