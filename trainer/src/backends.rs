@@ -5,7 +5,7 @@ use std::time::Duration;
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::lockstep::Lockstep;
 use dropless_core::{Backend, Error as CoreError, NumericModel};
-use dropless_cuda::{Cuda, CudaOptions};
+use dropless_cuda::{Cuda, CudaOptions, World};
 use dropless_wgpu::{Wgpu, WgpuOptions};
 
 use crate::error::Result;
@@ -43,7 +43,7 @@ impl TrainOptions {
         }
         let options = CudaOptions {
             numerics,
-            device: self.world.as_ref().map_or(0, |world| world.local_rank),
+            device: self.world.as_ref().map_or(Ok(0), World::device)?,
             world: self.world.clone(),
             expert_ranks: self.expert_parallel,
             exchange: self.exchange,

@@ -79,6 +79,14 @@ fn without_a_program_the_ranks_are_dropless() {
 }
 
 #[test]
+fn only_ranks_of_cuda_are_processes() {
+    let arguments = ["launch", "--nproc", "2", "--", "train", "--backend", "host", "--print-config"];
+    let output = Command::new(env!("CARGO_BIN_EXE_dropless")).args(arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("start one, with --ranks"), "{output:?}");
+}
+
+#[test]
 fn the_code_of_the_first_rank_that_fails_is_that_of_the_launch() {
     // Rank 1 fails first; rank 0 then sees it and ends with a code of its own, in the time that it is given.
     let dir = tempfile::tempdir().unwrap();

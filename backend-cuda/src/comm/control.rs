@@ -77,6 +77,9 @@ struct Shared {
     rank: usize,
     /// Connections by rank: rank 0 has one to each other rank, those one to rank 0.
     peers: BTreeMap<usize, Mutex<TcpStream>>,
+    /// Held while a message goes to several ranks: what one of them does about it must not overtake it on the way to
+    /// another.
+    relay: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -84,7 +87,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     failure: Option<String>,
-    left: BTreeMap<usize, Ended>,
+    /// Ranks that have left, the first one first.
+    left: Vec<(usize, Ended)>,
     /// This process has said that it leaves.
     leaving: bool,
     /// Connections that have ended.
@@ -123,7 +127,7 @@ impl Control {
             writers.insert(peer, Mutex::new(stream));
         }
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { rank, peers: writers, state, changed });
+        let shared = Arc::new(Shared { rank, peers: writers, relay: Mutex::default(), state, changed });
         for (peer, stream) in readers {
             let shared = shared.clone();
             std::thread::Builder::new().name(format!("control {peer}")).spawn(move || shared.follow(peer, stream))?;
@@ -151,6 +155,10 @@ impl Control {
         if members == [self.rank] {
             return Ok(vec![value]);
         }
+        // Who brought something before it knew may still get an answer; who knows gets none.
+        if let Some(why) = self.failure() {
+            return Err(failed(why));
+        }
         let deadline = Instant::now() + timeout;
         self.shared.tell(0, Message::Brings { members: members.to_vec(), value });
         let mut state = self.shared.state.lock();
@@ -161,7 +169,7 @@ impl Control {
             if let Some(why) = &state.failure {
                 return Err(failed(why.clone()));
             }
-            if let Some(rank) = state.left.keys().find(|rank| members.contains(rank)) {
+            if let Some((rank, _)) = state.left.iter().find(|(rank, _)| members.contains(rank)) {
                 return Err(failed(format!("rank {rank} left")));
             }
             if self.shared.changed.wait_until(&mut state, deadline).timed_out() {
@@ -180,8 +188,8 @@ impl Control {
         self.shared.state.lock().failure.clone()
     }
 
-    /// The ranks that have left, with what they had ended until then.
-    pub(crate) fn left(&self) -> BTreeMap<usize, Ended> {
+    /// The ranks that have left, with what they had ended until then; the first one first.
+    pub(crate) fn left(&self) -> Vec<(usize, Ended)> {
         self.shared.state.lock().left.clone()
     }
 
@@ -191,7 +199,10 @@ impl Control {
         if std::mem::replace(&mut shared.state.lock().leaving, true) {
             return;
         }
-        shared.broadcast(&Message::Left { rank: shared.rank, ended }, None);
+        {
+            let _relay = shared.relay.lock();
+            shared.broadcast(&Message::Left { rank: shared.rank, ended }, None);
+        }
         if shared.rank != 0 {
             shared.close(Shutdown::Write);
         }
@@ -210,7 +221,9 @@ impl Drop for Control {
 }
 
 impl Shared {
+    /// Ends the connections, but not in the middle of what goes to several ranks.
     fn close(&self, how: Shutdown) {
+        let _relay = self.relay.lock();
         for stream in self.peers.values() {
             // A connection that is closed already needs nothing.
             let _ = stream.lock().shutdown(how);
@@ -227,7 +240,7 @@ impl Shared {
         }
     }
 
-    /// Sends to every connection but that of `except`.
+    /// Sends to every connection but that of `except`. The caller holds `relay`.
     fn broadcast(&self, message: &Message, except: Option<usize>) {
         for (_, stream) in self.peers.iter().filter(|(rank, _)| Some(**rank) != except) {
             let _ = send(&mut stream.lock(), message);
@@ -235,14 +248,17 @@ impl Shared {
     }
 
     fn fail(&self, why: String) {
-        let mut state = self.state.lock();
-        if state.failure.is_some() || state.leaving {
-            return;
+        // Who learns it here must not close the connections before it has gone to the others.
+        let _relay = self.relay.lock();
+        {
+            let mut state = self.state.lock();
+            if state.failure.is_some() || state.leaving {
+                return;
+            }
+            state.failure = Some(why.clone());
         }
-        state.failure = Some(why.clone());
-        drop(state);
-        self.changed.notify_all();
         self.broadcast(&Message::Failed(why), None);
+        self.changed.notify_all();
     }
 
     /// Reads what `peer` says until its connection ends.
@@ -257,7 +273,7 @@ impl Shared {
         };
         let mut state = self.state.lock();
         state.closed += 1;
-        let expected = state.leaving || state.left.contains_key(&peer);
+        let expected = state.leaving || state.left.iter().any(|(rank, _)| *rank == peer);
         drop(state);
         self.changed.notify_all();
         if !expected {
@@ -280,6 +296,7 @@ impl Shared {
                     let values = state.brought.remove(&members).into_iter().flatten().flatten().collect();
                     drop(state);
                     let gathered = Message::Gathered { members: members.clone(), values };
+                    let _relay = self.relay.lock();
                     members.iter().for_each(|&rank| self.tell(rank, gathered.clone()));
                 }
             }
@@ -291,9 +308,10 @@ impl Shared {
                 self.fail(why);
             }
             Message::Left { rank, ended } => {
-                state.left.insert(rank, ended);
+                state.left.push((rank, ended));
                 drop(state);
                 if self.rank == 0 {
+                    let _relay = self.relay.lock();
                     self.broadcast(&Message::Left { rank, ended }, Some(rank));
                 }
             }
@@ -516,7 +534,7 @@ mod tests {
             while control.left().is_empty() {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            assert_eq!(control.left(), BTreeMap::from([(1, [1, 2, 3])]));
+            assert_eq!(control.left(), [(1, [1, 2, 3])]);
             // The others go on, but not with the one that left.
             gather(&control, &[0, 2], 0).unwrap();
             let error = gather(&control, &[0, 1, 2], 0).unwrap_err().to_string();

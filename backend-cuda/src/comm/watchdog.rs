@@ -173,10 +173,178 @@ impl Shared {
 }
 
 /// Whether an exchange waits for a rank that has ended its last one before.
-fn left_behind(group: &dyn Watched, begun: u32, left: &std::collections::BTreeMap<usize, Ended>) -> Option<String> {
+fn left_behind(group: &dyn Watched, begun: u32, left: &[(usize, Ended)]) -> Option<String> {
     left.iter().find_map(|(rank, ended)| {
         let ahead = begun.wrapping_sub(ended[group.index()]).cast_signed();
         let waits = group.members().contains(rank) && ahead > 0;
         waits.then(|| format!("rank {rank} left before exchange {begun} of {}", group.name()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::process::{Command, Stdio};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    use super::super::world::World;
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A group whose exchanges are numbers.
+    #[derive(Debug, Default)]
+    struct Fake {
+        begun: AtomicU32,
+        ended: AtomicU32,
+        faulty: AtomicBool,
+        broken_off: AtomicBool,
+    }
+
+    impl Watched for Fake {
+        fn name(&self) -> String {
+            "the fake".into()
+        }
+
+        fn index(&self) -> usize {
+            1
+        }
+
+        fn members(&self) -> &[usize] {
+            &[0, 1]
+        }
+
+        fn progress(&self) -> (u32, u32) {
+            (self.begun.load(Ordering::Relaxed), self.ended.load(Ordering::Relaxed))
+        }
+
+        fn fault(&self) -> Option<String> {
+            self.faulty.load(Ordering::Relaxed).then(|| "it is broken".into())
+        }
+
+        fn break_off(&self) {
+            self.broken_off.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A job of two ranks in two threads; each does its part with its group, its watchdog and its control.
+    fn on_two_ranks(timeout: Duration, work: impl Fn(usize, &Fake, &Watchdog, &Control) + Sync) {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        std::thread::scope(|s| {
+            for rank in 0..2 {
+                let work = &work;
+                let (host, job) = ("127.0.0.1".into(), "watchdog".into());
+                let world = World { rank, ranks: 2, local_rank: rank, host, port, job };
+                s.spawn(move || {
+                    let control = Arc::new(Control::connect(&world, LONG).unwrap());
+                    let (watchdog, fake) = (Watchdog::new(rank, control.clone(), timeout), Arc::new(Fake::default()));
+                    watchdog.add(fake.clone());
+                    work(rank, &fake, &watchdog, &control);
+                    drop(watchdog);
+                    // The other rank may go on with as many exchanges as it likes.
+                    control.leave([i32::MAX.unsigned_abs(); 3]);
+                });
+            }
+        });
+    }
+
+    /// Waits for a failure; its text, and how long that took.
+    fn failure(watchdog: &Watchdog) -> (String, Duration) {
+        let started = Instant::now();
+        loop {
+            if let Err(error) = watchdog.check("read") {
+                return (error.to_string(), started.elapsed());
+            }
+            assert!(started.elapsed() < LONG, "nothing fails");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn an_exchange_that_does_not_end_fails_every_rank_in_time() {
+        on_two_ranks(Duration::from_secs(1), |rank, fake, watchdog, control| {
+            if rank == 1 {
+                fake.begun.store(5, Ordering::Relaxed);
+                fake.ended.store(4, Ordering::Relaxed);
+            }
+            let (error, after) = failure(watchdog);
+            let what = "exchange 5 of the fake has not ended within 500ms";
+            assert!(error.starts_with(&format!("rank {rank}: read: ")) && error.ends_with(what), "{error}");
+            assert!(after >= Duration::from_millis(400) && after < Duration::from_secs(1), "{after:?}");
+            assert!(control.failure().is_some());
+            while !fake.broken_off.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+        });
+    }
+
+    #[test]
+    fn exchanges_that_end_take_as_long_as_they_like_together() {
+        on_two_ranks(Duration::from_secs(2), |_, fake, watchdog, _| {
+            let started = Instant::now();
+            while started.elapsed() < Duration::from_millis(1500) {
+                fake.begun.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(50));
+                fake.ended.fetch_add(1, Ordering::Relaxed);
+                watchdog.check("read").unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn a_fault_of_one_rank_is_told_to_the_other() {
+        on_two_ranks(LONG, |rank, fake, watchdog, _| {
+            fake.faulty.store(rank == 0, Ordering::Relaxed);
+            let (error, after) = failure(watchdog);
+            let expected = ["rank 0: read: it is broken", "rank 1: read: rank 0 reports: it is broken"];
+            assert_eq!(error, expected[rank]);
+            assert!(after < Duration::from_secs(1), "{after:?}");
+        });
+    }
+
+    #[test]
+    fn a_rank_that_left_is_missed_only_by_who_needs_it() {
+        let fake = Fake::default();
+        let left = |ended| [(1, [9, ended, 9])];
+        fake.begun.store(7, Ordering::Relaxed);
+        assert_eq!(left_behind(&fake, 7, &left(7)), None);
+        let why = left_behind(&fake, 7, &left(6)).unwrap();
+        assert_eq!(why, "rank 1 left before exchange 7 of the fake");
+        assert_eq!(
+            left_behind(&fake, 2, &left(u32::MAX)).as_deref(),
+            Some("rank 1 left before exchange 2 of the fake")
+        );
+        assert_eq!(left_behind(&fake, u32::MAX, &left(2)), None, "numbers begin anew");
+        assert_eq!(left_behind(&fake, 7, &[(2, [0; 3])]), None, "not a member");
+    }
+
+    /// The process that [`a_process_that_does_not_react_is_ended`] starts; does nothing among the other tests.
+    #[test]
+    fn process_that_does_not_react() {
+        if std::env::var_os("DROPLESS_TEST_STUCK").is_some() {
+            on_two_ranks(Duration::from_millis(600), |rank, fake, _, _| {
+                fake.begun.store(u32::from(rank == 0), Ordering::Relaxed);
+                std::thread::sleep(LONG);
+            });
+        }
+    }
+
+    #[test]
+    fn a_process_that_does_not_react_is_ended() {
+        let started = Instant::now();
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "comm::watchdog::tests::process_that_does_not_react", "--nocapture"])
+            .env("DROPLESS_TEST_STUCK", "1")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let line = "all_to_all: exchange 1 of the fake has not ended within 300ms";
+        assert!(
+            errors.contains("error: rank ") && errors.contains(line.trim_start_matches("all_to_all: ")),
+            "{errors}"
+        );
+    }
 }

@@ -3,6 +3,7 @@
 use dropless_core::{Error, Result};
 
 use crate::BACKEND;
+use crate::device::devices;
 
 /// The port of rank 0 where nothing names one.
 const PORT: u16 = 29500;
@@ -14,7 +15,7 @@ pub struct World {
     pub rank: usize,
     /// Processes of the job.
     pub ranks: usize,
-    /// This process among those of its machine: the index of its device.
+    /// This process among those of its machine.
     pub local_rank: usize,
     /// The machine of rank 0.
     pub host: String,
@@ -67,6 +68,14 @@ impl World {
     /// [`Error::Unavailable`] when a variable is missing, is not a number, or contradicts another.
     pub fn from_environment() -> Result<Option<World>> {
         World::from_variables(&|name| std::env::var(name).ok())
+    }
+
+    /// Index of this process's device: its place on the machine, unless it was shown a single device.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] without a driver or a device.
+    pub fn device(&self) -> Result<usize> {
+        Ok(if devices()?.len() == 1 { 0 } else { self.local_rank })
     }
 
     fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<World>> {

@@ -3,7 +3,7 @@
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | `verify` found a tensor past its bound, or `bisect` an op with other bits |
+//! | 1 | `verify` found a tensor past its bound, or `bisect` an op with other bits; or a driver held a process of several |
 //! | 2 | nothing done, or not all: one line on the error output says why |
 //!
 //! `launch` ends with the code of the first rank that failed, or 128 + the number of the signal that ended it.
@@ -131,7 +131,16 @@ impl Machine {
     /// The options for a run in `out`.
     fn options(&self, out: PathBuf, resume: bool) -> Result<TrainOptions> {
         let backend = self.backend.kind();
-        let world = if backend == BackendKind::Cuda { World::from_environment()? } else { None };
+        let world = match World::from_environment() {
+            found if backend == BackendKind::Cuda => found?,
+            Ok(Some(World { ranks: 2.., .. })) => {
+                let what = "a launcher started several processes, but only the ranks of --backend cuda have one each; \
+                            start one, with --ranks";
+                return Err(Error::Usage(what.into()));
+            }
+            // Variables that say nothing here need not make sense.
+            _ => None,
+        };
         Ok(TrainOptions {
             out,
             resume,
