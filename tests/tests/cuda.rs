@@ -7,7 +7,8 @@
 )]
 
 use dropless_core::host::{Host, HostOptions};
-use dropless_core::moe::Recipe;
+use dropless_core::moe::{MoePolicy, Recipe};
+use dropless_core::nn::{MlpPolicy, Policy};
 use dropless_core::ops::{Fill, GemmKind, GroupedGemm, Offload, Operand};
 use dropless_core::{Backend, DType, Error, Memory, Queue};
 use dropless_cuda::{Cuda, CudaOptions};
@@ -56,6 +57,33 @@ fn a_layer_is_recorded_once_and_run_with_other_routing() {
         }
         routings.dedup();
         assert_eq!(routings.len(), 4, "the inputs are routed alike");
+    }
+}
+
+/// All tokens on one expert, a single token, pieces, offloaded and recomputed activations.
+#[test]
+fn layers_have_the_bits_of_the_host() {
+    let Some(cuda) = open() else { return };
+    let host = Host::new(HostOptions::default()).unwrap();
+    let everything = |policy| {
+        let mlp = MlpPolicy { gate_up: policy, hidden: policy };
+        MoePolicy { dispatched: policy, experts: mlp, shared: mlp }
+    };
+    for recipe in [Recipe::F32, Recipe::Bf16, Recipe::Mxfp8, Recipe::Fp8Block] {
+        let base = Problem { recipe, ..problem() };
+        let one = Problem { sequences: 1, sequence: 1, shards: 1, ..base.clone() };
+        let favourite = Problem { favourite: Some(7), k: 1, top_groups: 1, balance: 0.0, ..base.clone() };
+        let problems = [
+            ("one token", one),
+            ("all tokens on one expert", favourite.clone()),
+            ("pieces", Problem { chunks: 3, ..base.clone() }),
+            ("all on one expert, in pieces", Problem { chunks: 3, ..favourite }),
+            ("offloaded", Problem { policy: everything(Policy::Offload), ..base.clone() }),
+            ("recomputed", Problem { policy: everything(Policy::Recompute), ..base }),
+        ];
+        for (what, problem) in problems {
+            assert_eq!(problem.on_rank(&cuda).bits(), problem.on_rank(&host).bits(), "{recipe:?}, {what}");
+        }
     }
 }
 

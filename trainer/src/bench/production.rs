@@ -103,7 +103,7 @@ impl Draws {
 impl Bench<'_> {
     /// Products of experts, and attention, at production sizes.
     pub(super) fn production(&mut self) -> Result<()> {
-        let data = self.plenty(1 << 30)?;
+        let data = self.plenty(1 << 31)?;
         for routing in [Routing::Uniform, Routing::Zipf] {
             for shape in &SHAPES {
                 self.experts(shape, routing, &data)?;
