@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use dropless_core::backend::{EventState, expert_ranks};
 use dropless_core::ops::{AllToAll, Attention, GroupQuantize, GroupedGemm, Map, Offload, Route};
-use dropless_core::{Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor};
+use dropless_core::{
+    Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor, Timings,
+};
 
 use crate::BACKEND;
 use crate::comm::{Comm, Exchange, World};
@@ -81,6 +83,7 @@ impl Cuda {
             ranks,
             expert_ranks: expert_ranks(ranks, options.expert_ranks)?,
             max_buffer_bytes: gpu.memory_bytes,
+            peak_flops: None,
         };
         let comm = Comm::open(&gpu, &caps, options.world.as_ref(), options.exchange, options.timeout)?;
         Ok(Cuda { caps, comm, gpu })
@@ -138,6 +141,10 @@ impl Backend for Cuda {
         let waited = self.gpu.bind(OP).and_then(|()| self.gpu.synchronize(OP));
         self.comm.check(OP)?;
         waited
+    }
+
+    fn timings(&self) -> Result<Option<Timings>> {
+        Ok(None)
     }
 
     fn record(&self, queue: Queue) -> Result<Event> {

@@ -6,7 +6,9 @@ use std::time::Duration;
 use dropless_core::backend::{EventState, expert_ranks};
 use dropless_core::exchange::Exchange;
 use dropless_core::ops::{AllToAll, Attention, GroupQuantize, GroupedGemm, Map, Offload, Route};
-use dropless_core::{Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor};
+use dropless_core::{
+    Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor, Timings,
+};
 
 use crate::device::Gpu;
 use crate::dispatch::Stream;
@@ -81,6 +83,7 @@ impl Wgpu {
             ranks,
             expert_ranks,
             max_buffer_bytes: gpu.max_buffer_bytes,
+            peak_flops: None,
         };
         let caps: Vec<Caps> = (0..ranks).map(caps).collect();
         let exchanges = Exchange::ranks(&caps, options.timeout);
@@ -199,6 +202,10 @@ impl Backend for Wgpu {
     fn wait(&self) -> Result<()> {
         self.stream.flush("wait")?;
         self.stream.gpu.wait("wait")
+    }
+
+    fn timings(&self) -> Result<Option<Timings>> {
+        Ok(None)
     }
 
     fn record(&self, _queue: Queue) -> Result<Event> {

@@ -2,6 +2,7 @@
 
 use std::iter::StepBy;
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::error::{Result, ensure};
 use crate::numerics::NumericModel;
@@ -25,6 +26,22 @@ pub struct Caps {
     pub expert_ranks: usize,
     /// The largest buffer it can address, in bytes.
     pub max_buffer_bytes: u64,
+    /// Floating-point operations that its matrix units can do in a second, in dense bf16 products; None if that says
+    /// nothing about its speed.
+    pub peak_flops: Option<f64>,
+}
+
+/// Where the time of a device went, by the events of its queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// In [`Backend::grouped_gemm`] and [`Backend::group_quantize`].
+    pub gemm: Duration,
+    /// In [`Backend::attention`].
+    pub attention: Duration,
+    /// In [`Backend::all_to_all`] among [`Group::Experts`]: dispatch and combine.
+    pub dispatch: Duration,
+    /// In [`Backend::all_to_all`] of any group, while the compute queue had nothing to run.
+    pub exposed: Duration,
 }
 
 /// Which ranks take part in [`Backend::all_to_all`]: those of one group, this rank among them.
@@ -142,6 +159,13 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// Whatever went wrong in the work waited for.
     fn wait(&self) -> Result<()>;
 
+    /// Where the time went of the work that [`wait`](Backend::wait) waited for since the last call of this; None where it is
+    /// not measured. Does not block.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    fn timings(&self) -> Result<Option<Timings>>;
+
     /// Marks the present end of a queue.
     ///
     /// # Errors
@@ -225,7 +249,7 @@ mod tests {
 
     fn caps(rank: usize, ranks: usize, expert_ranks: usize) -> Caps {
         let (device, numerics) = (String::new(), NumericModel::F32);
-        Caps { backend: "none", device, numerics, rank, ranks, expert_ranks, max_buffer_bytes: 0 }
+        Caps { backend: "none", device, numerics, rank, ranks, expert_ranks, max_buffer_bytes: 0, peak_flops: None }
     }
 
     #[test]

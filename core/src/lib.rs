@@ -16,7 +16,7 @@ pub mod numerics;
 pub mod ops;
 pub mod tensor;
 
-pub use backend::{Backend, Caps, Event, Group, Queue};
+pub use backend::{Backend, Caps, Event, Group, Queue, Timings};
 pub use error::{Error, Result};
 pub use numerics::NumericModel;
 pub use ops::Checked;

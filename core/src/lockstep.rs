@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::backend::{Backend, Caps, Event, EventState, Queue};
+use crate::backend::{Backend, Caps, Event, EventState, Queue, Timings};
 use crate::error::{Error, Result, ensure};
 use crate::numerics::bf16;
 use crate::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Output, Route};
@@ -129,6 +129,10 @@ impl<R: Backend, B: Backend> Backend for Lockstep<R, B> {
     fn wait(&self) -> Result<()> {
         self.reference.wait()?;
         self.examined.wait()
+    }
+
+    fn timings(&self) -> Result<Option<Timings>> {
+        self.examined.timings()
     }
 
     fn record(&self, queue: Queue) -> Result<Event> {

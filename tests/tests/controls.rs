@@ -4,7 +4,7 @@
 
 use std::sync::Mutex;
 
-use dropless_core::backend::{Backend, Caps, Event, Queue};
+use dropless_core::backend::{Backend, Caps, Event, Queue, Timings};
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::numerics::NumericModel;
 use dropless_core::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Route};
@@ -94,6 +94,10 @@ impl Backend for Tampered {
 
     fn wait(&self) -> Result<()> {
         self.host.wait()
+    }
+
+    fn timings(&self) -> Result<Option<Timings>> {
+        self.host.timings()
     }
 
     fn record(&self, queue: Queue) -> Result<Event> {

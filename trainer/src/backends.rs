@@ -53,7 +53,7 @@ impl TrainOptions {
         Ok(vec![Cuda::new(&options)?])
     }
 
-    /// Opens the ranks that this process drives: of host and wgpu all of them.
+    /// Opens the ranks that this process drives: of host and wgpu all of them, of cuda one.
     ///
     /// # Errors
     /// [`dropless_core::Error::Unavailable`] when the backend cannot be had here.

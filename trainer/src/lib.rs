@@ -11,6 +11,7 @@ mod collective;
 pub mod config;
 pub mod data;
 pub mod error;
+pub mod flops;
 pub mod generate;
 pub mod init;
 pub mod metrics;

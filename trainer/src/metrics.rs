@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use dropless_core::Timings;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -43,14 +44,63 @@ pub struct Record {
     pub grad_norm: f32,
     /// Learning rate.
     pub lr: f32,
-    /// Tokens in a second, over all ranks.
-    pub tokens_per_s: f64,
-    /// Useful arithmetic in a second, 10^12.
-    pub tflops: f64,
+    /// How fast it went.
+    pub speed: Speed,
     /// Balance of the experts.
     pub expert_load: Load,
     /// Validation loss, after steps that validate.
     pub validation_loss: Option<f64>,
+}
+
+/// The speed of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// Seconds of the first rank, from the batch to the new weights.
+    pub step_s: f64,
+    /// Tokens over all ranks.
+    pub tokens: usize,
+    /// Useful arithmetic of a token, see [`crate::flops`].
+    pub flops_per_token: f64,
+    /// Ranks.
+    pub ranks: usize,
+    /// What a rank's device could do in a second.
+    pub peak_flops: Option<f64>,
+    /// Where the time of the first rank's device went, if it measures that.
+    pub timings: Option<Timings>,
+}
+
+impl Speed {
+    /// Tokens in a second, over all ranks.
+    pub fn tokens_per_s(&self) -> f64 {
+        self.tokens as f64 / self.step_s
+    }
+
+    /// Useful arithmetic of a rank in a second, 10^12.
+    pub fn tflops_per_rank(&self) -> f64 {
+        self.tokens_per_s() * self.flops_per_token / self.ranks as f64 / 1e12
+    }
+
+    /// Model FLOPs utilization: useful arithmetic over what the device could do.
+    pub fn mfu(&self) -> Option<f64> {
+        self.peak_flops.map(|peak| self.tflops_per_rank() * 1e12 / peak)
+    }
+}
+
+/// [`Timings`] in seconds.
+#[derive(Serialize)]
+struct Seconds {
+    gemm_s: f64,
+    attention_s: f64,
+    dispatch_s: f64,
+    exposed_s: f64,
+}
+
+impl From<Timings> for Seconds {
+    fn from(Timings { gemm, attention, dispatch, exposed }: Timings) -> Seconds {
+        let [gemm_s, attention_s, dispatch_s, exposed_s] =
+            [gemm, attention, dispatch, exposed].map(|time| time.as_secs_f64());
+        Seconds { gemm_s, attention_s, dispatch_s, exposed_s }
+    }
 }
 
 /// A line of the file, without a digest.
@@ -61,8 +111,13 @@ struct Line {
     loss_bits: String,
     grad_norm: f32,
     lr: f32,
+    step_s: f64,
     tokens_per_s: f64,
-    tflops: f64,
+    tflops_per_rank: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mfu: Option<f64>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    timings: Option<Seconds>,
     expert_load: Load,
     /// A constant: no backend can drop a token.
     dropped: u64,
@@ -78,8 +133,11 @@ impl Record {
             loss_bits: format!("{:08x}", self.loss.to_bits()),
             grad_norm: self.grad_norm,
             lr: self.lr,
-            tokens_per_s: self.tokens_per_s,
-            tflops: self.tflops,
+            step_s: self.speed.step_s,
+            tokens_per_s: self.speed.tokens_per_s(),
+            tflops_per_rank: self.speed.tflops_per_rank(),
+            mfu: self.speed.mfu(),
+            timings: self.speed.timings.map(Seconds::from),
             expert_load: self.expert_load,
             dropped: 0,
             validation_loss: self.validation_loss,
@@ -177,10 +235,23 @@ impl Progress {
     /// Shows a step.
     pub fn step(&self, record: &Record) {
         let Load { min, mean, max } = record.expert_load;
-        let numbers = format!(
-            "loss {:.4}  {:.0} tokens/s  {:.3} TFLOP/s  expert load {min}/{mean:.0}/{max}",
-            record.loss, record.tokens_per_s, record.tflops
+        let speed = &record.speed;
+        let mut numbers = format!(
+            "loss {:.4}  {:.3} s  {:.0} tokens/s  {:.3} TFLOP/s a rank",
+            record.loss,
+            speed.step_s,
+            speed.tokens_per_s(),
+            speed.tflops_per_rank()
         );
+        if let Some(mfu) = speed.mfu() {
+            numbers += &format!("  MFU {:.1}%", 100.0 * mfu);
+        }
+        if let Some(Seconds { gemm_s, attention_s, dispatch_s, exposed_s }) = speed.timings.map(Seconds::from) {
+            numbers += &format!(
+                "  gemm {gemm_s:.3} s  attention {attention_s:.3} s  dispatch {dispatch_s:.3} s  exposed {exposed_s:.3} s"
+            );
+        }
+        numbers += &format!("  expert load {min}/{mean:.0}/{max}");
         match &self.bar {
             Some(bar) => {
                 bar.set_position(record.step);
@@ -224,8 +295,7 @@ mod tests {
             loss: 1.5,
             grad_norm: 0.25,
             lr: 1e-3,
-            tokens_per_s: 1000.0,
-            tflops: 0.5,
+            speed: Speed { step_s: 0.5, tokens: 500, flops_per_token: 1e9, ranks: 2, peak_flops: None, timings: None },
             expert_load: Load::of(&[3, 1, 2]),
             validation_loss: None,
         }
@@ -240,10 +310,21 @@ mod tests {
         metrics.write(&record(8)).unwrap();
         let text = fs::read_to_string(out.path().join("metrics.jsonl")).unwrap();
         let expected = "{\"step\":7,\"loss\":1.5,\"loss_bits\":\"3fc00000\",\"grad_norm\":0.25,\"lr\":0.001,\
-                        \"tokens_per_s\":1000.0,\"tflops\":0.5,\"expert_load\":{\"min\":1,\"mean\":2.0,\"max\":3},\
+                        \"step_s\":0.5,\"tokens_per_s\":1000.0,\"tflops_per_rank\":0.5,\"expert_load\":{\"min\":1,\"mean\":2.0,\"max\":3},\
                         \"dropped\":0,\"digest\":\"abc\"}";
         assert_eq!(text.lines().next().unwrap(), expected);
         assert_eq!(text.lines().nth(1).unwrap(), expected.replace(":7,", ":8,").replace(",\"digest\":\"abc\"", ""));
+    }
+
+    #[test]
+    fn what_a_device_measures_is_in_the_line() {
+        let millis = Duration::from_millis;
+        let timings = Timings { gemm: millis(250), attention: millis(125), dispatch: millis(64), exposed: millis(32) };
+        let mut record = record(1);
+        record.speed = Speed { peak_flops: Some(2e12), timings: Some(timings), ..record.speed };
+        let expected = "\"tflops_per_rank\":0.5,\"mfu\":0.25,\"gemm_s\":0.25,\"attention_s\":0.125,\
+                        \"dispatch_s\":0.064,\"exposed_s\":0.032,\"expert_load\"";
+        assert!(record.line().contains(expected), "{}", record.line());
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub use simd::Simd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, Caps, Event, EventState, Queue, expert_ranks};
+use crate::backend::{Backend, Caps, Event, EventState, Queue, Timings, expert_ranks};
 use crate::error::{Error, Result, ensure};
 use crate::exchange::Exchange;
 use crate::numerics::NumericModel;
@@ -113,6 +113,7 @@ impl Host {
             ranks,
             expert_ranks,
             max_buffer_bytes: options.max_buffer_bytes,
+            peak_flops: None,
         };
         let caps: Vec<Caps> = (0..ranks).map(caps).collect();
         let exchanges = Exchange::ranks(&caps, options.timeout);
@@ -153,6 +154,10 @@ impl Backend for Host {
 
     fn wait(&self) -> Result<()> {
         Ok(())
+    }
+
+    fn timings(&self) -> Result<Option<Timings>> {
+        Ok(None)
     }
 
     fn record(&self, _queue: Queue) -> Result<Event> {

@@ -43,7 +43,8 @@ pub(super) fn run(args: BisectArgs) -> Result<ExitCode> {
         config.train.numerics = numerics;
     }
     let options = args.machine.options(PathBuf::new(), false)?;
-    let options = TrainOptions { backend, ..options };
+    // The host beside it has no ranks in other processes.
+    let options = TrainOptions { backend, world: None, ..options };
     match steps_in_memory(&config, &options, args.steps) {
         Ok(digest) => {
             if let Some(digest) = digest {

@@ -31,7 +31,8 @@ use crate::collective::{broadcast, gather_number, same};
 use crate::config::Config;
 use crate::data::{Corpus, Position, Stream};
 use crate::error::{Error, Result};
-use crate::metrics::{Load, Metrics, Progress, Record};
+use crate::flops;
+use crate::metrics::{Load, Metrics, Progress, Record, Speed};
 use crate::model::Model;
 use crate::options::TrainOptions;
 use crate::schedule;
@@ -257,6 +258,8 @@ impl<'a> Rank<'a> {
 
     /// One optimizer step.
     fn step(&mut self) -> Result<Record> {
+        // What validation and saving took is no part of a step.
+        self.backend.timings()?;
         let started = Instant::now();
         let (config, train) = (self.run.config, &self.run.config.train);
         let step = self.done + 1;
@@ -268,15 +271,21 @@ impl<'a> Rank<'a> {
         optimizer::update(self.backend, &mut self.model, train, &gradients, &counts, step)?;
         self.backend.wait()?;
         self.done = step;
-        let tokens_per_s = train.tokens() as f64 / started.elapsed().as_secs_f64();
-        let flops = flops_per_token(config, &self.model, self.backend.caps().expert_ranks);
+        let step_s = started.elapsed().as_secs_f64();
+        let caps = self.backend.caps();
         Ok(Record {
             step,
             loss: result.loss,
             grad_norm: result.grad_norm,
             lr: schedule::learning_rate(train, step),
-            tokens_per_s,
-            tflops: tokens_per_s * flops / 1e12,
+            speed: Speed {
+                step_s,
+                tokens: train.tokens(),
+                flops_per_token: flops::per_token(config),
+                ranks: caps.ranks,
+                peak_flops: caps.peak_flops,
+                timings: self.backend.timings()?,
+            },
             expert_load: Load::of(result.counts.iter().flatten()),
             validation_loss: None,
         })
@@ -347,15 +356,4 @@ impl<'a> Rank<'a> {
 fn active(config: &Config, model: &Model, expert_ranks: usize) -> usize {
     let m = &config.model;
     model.params.active(m.num_experts_per_tok, m.n_routed_experts, expert_ranks) - m.vocab_size * m.hidden_size
-}
-
-/// Useful floating-point operations of forward and backward for a token: 6 for each active parameter, and causal
-/// attention. Recomputation and padding do not count.
-fn flops_per_token(config: &Config, model: &Model, expert_ranks: usize) -> f64 {
-    let m = &config.model;
-    let layers = m.num_hidden_layers + m.num_nextn_predict_layers;
-    let dims = m.qk_nope_head_dim + m.qk_rope_head_dim + m.v_head_dim;
-    // Scores and values, 2 operations each, over half the sequence on average; three times that with the backward pass.
-    let attention = 3 * layers * m.num_attention_heads * dims * config.train.sequence_length;
-    (6 * active(config, model, expert_ranks) + attention) as f64
 }
