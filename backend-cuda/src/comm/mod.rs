@@ -112,14 +112,29 @@ impl Comm {
         exchange: Exchange,
         timeout: Duration,
     ) -> Result<Comm> {
-        let connect = |world| -> Result<(Ties, Links)> {
+        let connect = |world| -> Result<Ties> {
             nccl::avoid_multicast();
             let control = Arc::new(Control::connect(world, timeout)?);
             let watchdog = Watchdog::new(caps.rank, control.clone(), timeout);
-            let links = Links::find(gpu, caps, &control, exchange, timeout)?;
-            Ok((Ties { watchdog, control }, links))
+            Ok(Ties { watchdog, control })
         };
-        let connected = world.filter(|world| world.ranks > 1).map(connect).transpose()?;
+        let ties = world.filter(|world| world.ranks > 1).map(connect).transpose()?;
+        let channels = Comm::channels(gpu, caps, ties.as_ref(), exchange, timeout).inspect_err(|error| {
+            // The others would only learn that this rank is gone.
+            ties.iter().for_each(|ties| ties.control.fail(&format!("rank {} reports: {error}", caps.rank)));
+        })?;
+        Ok(Comm { gpu: gpu.clone(), rank: caps.rank, timeout, ties, channels })
+    }
+
+    fn channels(
+        gpu: &Arc<Gpu>,
+        caps: &Caps,
+        ties: Option<&Ties>,
+        exchange: Exchange,
+        timeout: Duration,
+    ) -> Result<[Arc<Channel>; 3]> {
+        let find = |ties: &Ties| Links::find(gpu, caps, &ties.control, exchange, timeout);
+        let connected = ties.map(|ties| Ok((ties, find(ties)?))).transpose()?;
         let mut channels: Vec<Arc<Channel>> = Vec::new();
         for group in Group::ALL {
             let members: Vec<usize> = caps.members(group).collect();
@@ -140,8 +155,7 @@ impl Comm {
             }
             channels.push(channel);
         }
-        let channels = channels.try_into().expect("a channel for each group");
-        Ok(Comm { gpu: gpu.clone(), rank: caps.rank, timeout, ties: connected.map(|(ties, _)| ties), channels })
+        Ok(channels.try_into().expect("a channel for each group"))
     }
 
     pub(crate) fn channel(&self, group: Group) -> &Channel {

@@ -42,6 +42,8 @@ impl SharedMemory {
         let memory = SharedMemory::map(context, handle, bytes)?;
         // SAFETY: mapped above.
         unsafe { result::memset_d8_sync(memory.address, 0, bytes) }.during(OP)?;
+        // The driver may return before the device is done, and others write here as soon as they know of it.
+        result::ctx::synchronize().during(OP)?;
         Ok(memory)
     }
 
