@@ -16,6 +16,7 @@ use crate::driver;
 use crate::graph::Graph;
 use crate::memory;
 use crate::ops::{all_to_all, attention, group_quantize, grouped_gemm, map, route};
+use crate::timer::{Timer, Work};
 
 /// How a [`Cuda`] is opened.
 #[derive(Clone, Debug)]
@@ -55,6 +56,7 @@ impl Default for CudaOptions {
 #[derive(Debug)]
 pub struct Cuda {
     caps: Caps,
+    timer: Timer,
     comm: Comm,
     gpu: Arc<Gpu>,
 }
@@ -83,10 +85,10 @@ impl Cuda {
             ranks,
             expert_ranks: expert_ranks(ranks, options.expert_ranks)?,
             max_buffer_bytes: gpu.memory_bytes,
-            peak_flops: None,
+            peak_flops: Some(gpu.peak_flops()),
         };
         let comm = Comm::open(&gpu, &caps, options.world.as_ref(), options.exchange, options.timeout)?;
-        Ok(Cuda { caps, comm, gpu })
+        Ok(Cuda { caps, timer: Timer::default(), comm, gpu })
     }
 
     /// Records what `work` queues on this backend, without running it. The recorded work reads and writes the tensors
@@ -144,7 +146,7 @@ impl Backend for Cuda {
     }
 
     fn timings(&self) -> Result<Option<Timings>> {
-        Ok(None)
+        self.timer.take(&self.gpu).map(Some)
     }
 
     fn record(&self, queue: Queue) -> Result<Event> {
@@ -161,15 +163,15 @@ impl Backend for Cuda {
     }
 
     fn grouped_gemm(&self, op: &Checked<GroupedGemm<'_>>) -> Result<()> {
-        grouped_gemm::run(&self.gpu, op, self.caps.numerics)
+        self.timer.time(&self.gpu, Work::Gemm, || grouped_gemm::run(&self.gpu, op, self.caps.numerics))
     }
 
     fn group_quantize(&self, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
-        group_quantize::run(&self.gpu, op)
+        self.timer.time(&self.gpu, Work::Gemm, || group_quantize::run(&self.gpu, op))
     }
 
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
-        all_to_all::run(&self.gpu, &self.comm, op)
+        self.timer.time(&self.gpu, Work::Exchange(op.group), || all_to_all::run(&self.gpu, &self.comm, op))
     }
 
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
@@ -177,14 +179,14 @@ impl Backend for Cuda {
     }
 
     fn route(&self, op: &Checked<Route<'_>>) -> Result<()> {
-        route::run(&self.gpu, op)
+        self.timer.time(&self.gpu, Work::Other, || route::run(&self.gpu, op))
     }
 
     fn attention(&self, op: &Checked<Attention<'_>>) -> Result<()> {
-        attention::run(&self.gpu, op, self.caps.numerics)
+        self.timer.time(&self.gpu, Work::Attention, || attention::run(&self.gpu, op, self.caps.numerics))
     }
 
     fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {
-        map::run(&self.gpu, op)
+        self.timer.time(&self.gpu, Work::Other, || map::run(&self.gpu, op))
     }
 }

@@ -129,6 +129,14 @@ impl Gpu {
         }))
     }
 
+    /// Dense bf16 operations of the tensor cores in a second at the boost clock of the vendor's data sheet: 989 * 10^12 for
+    /// the 132 multiprocessors of an H100 or H200 SXM.
+    pub(crate) fn peak_flops(&self) -> f64 {
+        const PER_CLOCK: f64 = 4096.0;
+        const CLOCK: f64 = 1.83e9;
+        f64::from(self.multiprocessors) * PER_CLOCK * CLOCK
+    }
+
     /// Makes the device the calling thread's.
     pub(crate) fn bind(&self, op: &'static str) -> Result<()> {
         self.context.bind(op)

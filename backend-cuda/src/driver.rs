@@ -153,19 +153,20 @@ unsafe impl Sync for Event {}
 impl Event {
     /// The present end of a stream.
     pub(crate) fn record(op: &'static str, stream: &Stream) -> Result<Event> {
-        Event::record_with(op, stream, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
-    }
-
-    /// The same, with the time at which it is passed.
-    pub(crate) fn record_timed(op: &'static str, stream: &Stream) -> Result<Event> {
-        Event::record_with(op, stream, sys::CUevent_flags::CU_EVENT_DEFAULT)
-    }
-
-    fn record_with(op: &'static str, stream: &Stream, flags: sys::CUevent_flags) -> Result<Event> {
-        let event = Event(result::event::create(flags).during(op)?);
-        // SAFETY: both live.
-        unsafe { result::event::record(event.0, stream.0) }.during(op)?;
+        let event = Event(result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).during(op)?);
+        event.move_to_end(op, stream)?;
         Ok(event)
+    }
+
+    /// An event that knows the time at which it is passed.
+    pub(crate) fn timed(op: &'static str) -> Result<Event> {
+        Ok(Event(result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).during(op)?))
+    }
+
+    /// From now on the event is the present end of `stream`.
+    pub(crate) fn move_to_end(&self, op: &'static str, stream: &Stream) -> Result<()> {
+        // SAFETY: both live.
+        unsafe { result::event::record(self.0, stream.0) }.during(op)
     }
 
     /// Whether it has been passed.
@@ -175,11 +176,6 @@ impl Event {
             Err(result::DriverError(sys::cudaError_enum::CUDA_ERROR_NOT_READY)) => Ok(false),
             done => done.during(op).map(|()| true),
         }
-    }
-
-    pub(crate) fn synchronize(&self, op: &'static str) -> Result<()> {
-        // SAFETY: the event lives.
-        unsafe { result::event::synchronize(self.0) }.during(op)
     }
 
     /// Milliseconds from `start`, once both are passed.

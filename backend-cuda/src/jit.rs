@@ -28,6 +28,7 @@ pub(crate) struct Jit {
 pub(crate) struct Compiled {
     pub(crate) cubin: Vec<u8>,
     /// Warnings, and the report of registers and spills.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the tests read it"))]
     pub(crate) log: String,
 }
 

@@ -11,7 +11,9 @@ use crate::memory;
 /// Declares numbers once for Rust and for the kernels, which get them as constants.
 macro_rules! numbers {
     ($($(#[$doc:meta])* $name:ident = $value:literal;)+) => {
-        $($(#[$doc])* pub(crate) const $name: u32 = $value;)+
+        $($(#[$doc])*
+        #[allow(dead_code, reason = "some are the kernels' alone")]
+        pub(crate) const $name: u32 = $value;)+
         /// The names, as a kernel declares its constants.
         pub(crate) const NAMES: &[&str] = &[$(stringify!($name)),+];
         /// The values, as a launch gives them.

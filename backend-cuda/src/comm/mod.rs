@@ -19,14 +19,14 @@ mod world;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dropless_core::{Caps, Error, Group, Queue, Result, Tensor};
+use dropless_core::{Caps, Error, Group, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::device::Gpu;
 use crate::driver;
 pub(crate) use board::{Board, HEADER, NAMES, VALUES};
 use board::{FAULT_CAPACITY, FAULT_OVERFLOW, FAULT_ROW_BYTES, FAULT_ROWS, Fault};
-use control::{Control, Ended};
+use control::Control;
 pub(crate) use nccl::{Communicator, Transfer};
 use watchdog::{Watchdog, Watched};
 #[cfg(target_os = "linux")]
@@ -178,7 +178,13 @@ impl Comm {
         // The watchdog looks from time to time; what is there now must not be missed.
         match self.channels.iter().find_map(|channel| channel.board.fault().map(|fault| channel.describe(fault))) {
             None => Ok(()),
-            Some(what) => Err(Error::Collective { rank: self.rank, op, what }),
+            Some(what) => {
+                // The others learn the reason before this rank, which has it now, goes away.
+                if let Some(ties) = &self.ties {
+                    ties.control.fail(&format!("rank {} reports: {what}", self.rank));
+                }
+                Err(Error::Collective { rank: self.rank, op, what })
+            }
         }
     }
 }

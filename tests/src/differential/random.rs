@@ -32,11 +32,24 @@ impl Random {
         }
     }
 
+    /// A scale of ordinary size, now and then any.
+    fn ue8m0(&mut self) -> u8 {
+        if self.below(100) == 0 { self.bits() as u8 } else { 120 + self.below(15) as u8 }
+    }
+
+    /// A code that is a number; now and then NaN, so seldom that most sums of hundreds have none.
+    fn e4m3(&mut self) -> u8 {
+        let code = self.bits() as u8;
+        if code & 0x7F == 0x7F && self.below(100) != 0 { code ^ 1 } else { code }
+    }
+
     /// `len` values in the bytes of a float type; of other types any bytes.
     pub fn elements(&mut self, dtype: DType, len: usize) -> Vec<u8> {
         match dtype {
             DType::F32 => (0..len).flat_map(|_| self.value().to_le_bytes()).collect(),
             DType::Bf16 => (0..len).flat_map(|_| bf16::from_f32(self.value()).to_le_bytes()).collect(),
+            DType::E4m3 => (0..len).map(|_| self.e4m3()).collect(),
+            DType::Ue8m0 => (0..len).map(|_| self.ue8m0()).collect(),
             _ => (0..len * dtype.size()).map(|_| self.bits() as u8).collect(),
         }
     }
