@@ -28,7 +28,7 @@ fn open() -> Option<Cuda> {
 }
 
 #[test]
-fn a_layer_is_recorded_once_and_run_with_other_routing() {
+fn b141_a_layer_is_recorded_once_and_run_with_other_routing() {
     let Some(cuda) = open() else { return };
     for recipe in [Recipe::F32, Recipe::Bf16, Recipe::Mxfp8, Recipe::Fp8Block] {
         let base = Problem { recipe, ..problem() };
@@ -49,7 +49,9 @@ fn a_layer_is_recorded_once_and_run_with_other_routing() {
             let problem = Problem { input, ..base.clone() };
             operands.set_input(&cuda, &problem);
             operands.clear(&cuda);
+            let before = cuda.usage();
             graph.launch().unwrap();
+            assert_eq!(cuda.usage(), before, "a launch takes no memory");
             let outcome = operands.outcome(&cuda, &results);
             let host = Host::new(HostOptions::default()).unwrap();
             assert_eq!(outcome.bits(), problem.on_rank(&host).bits(), "{recipe:?}, input {input}");
@@ -131,9 +133,83 @@ fn memory_that_is_not_there_is_an_error_and_not_the_end() {
     cuda.wait().unwrap();
 }
 
+#[test]
+fn b142_kernels_may_be_loaded_while_work_is_recorded() {
+    let Some(cuda) = open() else { return };
+    let base = problem();
+    let operands = base.operands(&cuda);
+    let mut results = None;
+    let recorded = cuda.capture(|| {
+        results = Some(operands.queue(&cuda)?);
+        Ok(())
+    });
+    let host = Host::new(HostOptions::default()).unwrap();
+    let expected = base.on_rank(&host).bits();
+    match recorded {
+        Ok(mut graph) => {
+            graph.launch().unwrap();
+            assert_eq!(operands.outcome(&cuda, &results.unwrap()).bits(), expected);
+        }
+        Err(error) => assert!(matches!(error, Error::Device { .. }), "{error}"),
+    }
+    assert_eq!(base.on_rank(&cuda).bits(), expected, "what follows is as ever");
+}
+
+#[test]
+fn b035_scales_of_any_number_of_blocks_and_none_beside_them() {
+    let Some(cuda) = open() else { return };
+    let backend: &dyn Backend = &cuda;
+    let (blocks, rows, n) = (5, 128, 128);
+    let k = blocks * 128;
+    let ones = |shape: &[usize]| backend.upload(DType::E4m3, shape, &vec![0x38u8; shape.iter().product()]).unwrap();
+    // NaN before and after the scales.
+    let powers: Vec<f32> = (0..blocks as u32).map(|block| (1u32 << block) as f32).collect();
+    let mut scales = vec![f32::NAN; (rows + 2) * blocks];
+    scales[blocks..(rows + 1) * blocks].copy_from_slice(&powers.repeat(rows));
+    let a_scales = backend.upload(DType::F32, &[rows + 2, blocks], &scales).unwrap().slice(1, rows + 1).unwrap();
+    let mut scales = vec![f32::NAN; 3 * blocks];
+    scales[blocks..2 * blocks].fill(1.0);
+    let b_scales = backend.upload(DType::F32, &[3, 1, blocks], &scales).unwrap().slice(1, 2).unwrap();
+    let (a, b) = (ones(&[rows, k]), ones(&[1, n, k]));
+    let offsets = backend.upload(DType::U32, &[2], &[0u32, rows as u32]).unwrap();
+    let out = backend.alloc(DType::F32, &[rows, n], Memory::Device).unwrap();
+    GroupedGemm {
+        kind: GemmKind::Forward,
+        a: Operand::Fp8Block { codes: &a, scale_inv: &a_scales },
+        b: Operand::Fp8Block { codes: &b, scale_inv: &b_scales },
+        offsets: &offsets,
+        out: &out,
+        accumulate: false,
+    }
+    .run(backend)
+    .unwrap();
+    assert!(backend.download::<f32>(&out).unwrap().iter().all(|&y| y == 3968.0));
+}
+
+#[test]
+fn b202_a_view_is_offloaded_after_what_wrote_it() {
+    let Some(cuda) = open() else { return };
+    let backend: &dyn Backend = &cuda;
+    let (rows, cols) = (512, 1 << 16);
+    let x = backend.alloc(DType::F32, &[rows, cols], Memory::Device).unwrap();
+    let view = x.slice(rows / 2, rows).unwrap();
+    for round in 1..20u8 {
+        // The last of these is the one that counts.
+        for value in [0.0, -1.0, f32::from(round)] {
+            Fill { out: &x, value }.run(backend).unwrap();
+        }
+        let host = backend.alloc(DType::F32, view.shape(), Memory::Host).unwrap();
+        backend.wait_for(Queue::Offload, &backend.record(Queue::Compute).unwrap()).unwrap();
+        Offload { from: &view, to: &host }.run(backend).unwrap();
+        backend.wait_for(Queue::Compute, &backend.record(Queue::Offload).unwrap()).unwrap();
+        let back = backend.download::<f32>(&host).unwrap();
+        assert!(back.iter().all(|&v| v == f32::from(round)), "round {round}");
+    }
+}
+
 /// Memory changes hands between streams while copies are under way.
 #[test]
-fn an_offloaded_tensor_comes_back_whole() {
+fn b203_memory_is_used_again_only_when_its_copy_is_done() {
     let Some(cuda) = open() else { return };
     let backend: &dyn Backend = &cuda;
     let n = 1 << 22;
