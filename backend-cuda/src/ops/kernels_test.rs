@@ -1,5 +1,7 @@
 //! Every kernel compiles, for every architecture, without a GPU.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::ALL;
 use crate::jit::Jit;
 use crate::kernel::{Kernel, SM90, Variant};
@@ -51,16 +53,24 @@ fn every_kernel_says_that_it_has_begun() {
 fn every_kernel_compiles_without_a_warning_and_products_without_a_spill() {
     for_each_architecture(|architecture| {
         let jit = Jit::with_cache(architecture, None).unwrap();
-        for (kernel, constants) in ALL {
-            for constants in *constants {
-                assert_eq!(constants.len(), kernel.constants.len(), "{}", kernel.name);
-                for variant in variants(kernel, constants) {
-                    let compiled = jit.compile(kernel.name, &variant.source()).unwrap();
-                    assert!(!compiled.log.contains("warning"), "{}: {}", kernel.name, compiled.log);
-                    let spills = !compiled.log.contains(", 0 bytes spill stores, 0 bytes spill loads");
-                    assert!(!(spills && registers_matter(kernel, architecture)), "{}: {}", kernel.name, compiled.log);
-                }
+        let all: Vec<Variant> = ALL
+            .iter()
+            .flat_map(|(kernel, constants)| constants.iter().flat_map(|constants| variants(kernel, constants)))
+            .collect();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some(variant) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let kernel = variant.kernel;
+                assert_eq!(variant.constants.len(), kernel.constants.len(), "{}", kernel.name);
+                let compiled = jit.compile(kernel.name, &variant.source()).unwrap();
+                assert!(!compiled.log.contains("warning"), "{}: {}", kernel.name, compiled.log);
+                let spills = !compiled.log.contains(", 0 bytes spill stores, 0 bytes spill loads");
+                assert!(!(spills && registers_matter(kernel, architecture)), "{}: {}", kernel.name, compiled.log);
             }
-        }
+        };
+        std::thread::scope(|scope| {
+            let threads = std::thread::available_parallelism().map_or(1, usize::from);
+            (0..threads).for_each(|_| drop(scope.spawn(work)));
+        });
     });
 }
