@@ -28,8 +28,6 @@ fn main(
         return;
     }
 
-    var rows: array<u32, TILE>;
-    var columns: array<u32, TILE>;
     var begin = 0u;
     var end = min(output + TILE, p.sequence);
     if ALONG_ROWS == 1u {
@@ -37,24 +35,30 @@ fn main(
         end = min(p.row + p.width, p.sequence);
         // Rows before a key do not see it, so its chain begins in the piece that holds its own row.
         let continues = p.continues == 1u || output < p.row;
-        for (var r = 0u; r < TILE; r += 1u) {
+        for (var i = 0u; i < TILE; i += 1u) { // unrolled
             // The place of row 0, which may lie before the piece.
-            rows[r] = score_place(pair, output + r, 0u);
-            columns[r] = query_of(pair, 0u) * p.columns + min(column + r, p.columns - 1u);
-            for (var c = 0u; c < TILE; c += 1u) {
-                if continues && output + r < p.sequence && column + c < p.columns {
-                    acc[r][c] = sums_at((pair * p.sequence + output + r) * p.columns + column + c);
+            rows[i] = score_place(pair, output + i, 0u);
+            columns[i] = query_of(pair, 0u) * p.columns + min(column + i, p.columns - 1u);
+        }
+        if continues {
+            for (var r = 0u; r < TILE; r += 1u) {
+                for (var c = 0u; c < TILE; c += 1u) {
+                    if output + r < p.sequence && column + c < p.columns {
+                        acc[0][0] = sums_at((pair * p.sequence + output + r) * p.columns + column + c);
+                    }
+                    turn_columns();
                 }
+                turn_rows();
             }
         }
     } else {
         begin = first_key_of_tile(pair, output) / STEP * STEP;
-        for (var r = 0u; r < TILE; r += 1u) {
-            rows[r] = score_place(pair, 0u, output + r);
-            columns[r] = key_of(pair, 0u) * p.columns + min(column + r, p.columns - 1u);
+        for (var i = 0u; i < TILE; i += 1u) { // unrolled
+            rows[i] = score_place(pair, 0u, output + i);
+            columns[i] = key_of(pair, 0u) * p.columns + min(column + i, p.columns - 1u);
         }
     }
-    continue_chains(rows, columns, begin, end);
+    continue_chains(begin, end);
 
     for (var r = 0u; r < TILE; r += 1u) {
         var out_row = query_of(pair, output + r);
@@ -64,11 +68,13 @@ fn main(
         for (var c = 0u; c < TILE; c += 1u) {
             if output + r < p.sequence && column + c < p.columns {
                 if p.complete == 1u {
-                    out_set(out_row * p.columns + column + c, f32_mul(acc[r][c], p.scale));
+                    out_set(out_row * p.columns + column + c, f32_mul(acc[0][0], p.scale));
                 } else {
-                    sums_set((pair * p.sequence + output + r) * p.columns + column + c, acc[r][c]);
+                    sums_set((pair * p.sequence + output + r) * p.columns + column + c, acc[0][0]);
                 }
             }
+            turn_columns();
         }
+        turn_rows();
     }
 }

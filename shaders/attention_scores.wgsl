@@ -22,16 +22,16 @@ fn main(
         return;
     }
 
-    var rows: array<u32, TILE>;
-    var columns: array<u32, TILE>;
-    for (var i = 0u; i < TILE; i += 1u) {
+    for (var i = 0u; i < TILE; i += 1u) { // unrolled
         rows[i] = query_of(pair, min(row + i, p.sequence - 1u)) * p.columns;
         columns[i] = key_of(pair, min(key + i, p.sequence - 1u)) * p.columns;
     }
-    continue_chains(rows, columns, 0u, p.columns);
+    continue_chains(0u, p.columns);
     for (var r = 0u; r < TILE; r += 1u) {
         for (var c = 0u; c < TILE; c += 1u) {
-            scores_set(score_place(pair, key + c, row + r), f32_mul(acc[r][c], p.scale));
+            scores_set(score_place(pair, key + c, row + r), f32_mul(acc[0][0], p.scale));
+            turn_columns();
         }
+        turn_rows();
     }
 }

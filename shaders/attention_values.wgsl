@@ -20,9 +20,7 @@ fn main(
     }
 
     let tiles = (p.keys + KEY_TILE - 1u) / KEY_TILE;
-    var rows: array<u32, TILE>;
-    var columns: array<u32, TILE>;
-    for (var i = 0u; i < TILE; i += 1u) {
+    for (var i = 0u; i < TILE; i += 1u) { // unrolled
         rows[i] = score_place(pair, 0u, row + i);
         columns[i] = key_of(pair, 0u) * p.columns + min(column + i, p.columns - 1u);
     }
@@ -32,19 +30,23 @@ fn main(
         for (var r = 0u; r < TILE; r += 1u) {
             let alpha = alpha_at((pair * tiles + tile) * p.width + row - p.row + r);
             for (var c = 0u; c < TILE; c += 1u) {
-                acc[r][c] = f32_mul(acc[r][c], alpha);
+                acc[0][0] = f32_mul(acc[0][0], alpha);
+                turn_columns();
             }
+            turn_rows();
         }
-        continue_chains(rows, columns, max(first, tile * KEY_TILE), min(end, (tile + 1u) * KEY_TILE));
+        continue_chains(max(first, tile * KEY_TILE), min(end, (tile + 1u) * KEY_TILE));
     }
     for (var r = 0u; r < TILE; r += 1u) {
         let total = totals_at(pair * p.width + min(row + r, p.sequence - 1u) - p.row);
         let out_row = query_of(pair, row + r) * p.columns;
         for (var c = 0u; c < TILE; c += 1u) {
             if row + r < p.sequence && column + c < p.columns {
-                let quotient = f32_div(acc[r][c], total);
+                let quotient = f32_div(acc[0][0], total);
                 out_set(out_row + column + c, select(quotient, 0u, f32_abs(total) == 0u));
             }
+            turn_columns();
         }
+        turn_rows();
     }
 }

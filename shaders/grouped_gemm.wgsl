@@ -1,29 +1,23 @@
 // Matrix products over ragged groups of rows: NUMERICS.md, "Matrix products".
 //
-// A workgroup computes 8 TILE x 8 TILE outputs of one group, an invocation TILE x TILE of them, STEP terms of the chain
-// at a time. It reads its operands anew for every step: memory is read (TILE + TILE) / TILE^2 times for a product, which
-// TILE = 4 keeps below the cost of the arithmetic, and registers hold no more. The order along the chain makes the bits,
-// not the tile.
+// A workgroup computes 8 TILE x 8 TILE outputs of one group, an invocation TILE x TILE of them. The order along the chain
+// makes the bits, not the tile.
 //
-// Constants: TILE, STEP and the unit's as in mma.wgsl; MODEL (0: a chain of f32 fma); RAGGED_CHAIN (the groups divide the
-// chain: Wgrad); FP8_BLOCKS (e4m3 codes with scales of 128); ACCUMULATE; A_CHAIN_LAST, B_CHAIN_LAST (the chain's
-// dimension is the last in memory); A_QUADS, B_QUADS (rows start at a multiple of four elements).
+// Constants: those of operands.wgsl; RAGGED_CHAIN (the groups divide the chain: Wgrad); FP8_BLOCKS (e4m3 codes with scales
+// of 128); ACCUMULATE.
 
-// What MODEL adds up: f32 bits, or terms of a matrix unit.
-fn word_of(value: u32) -> u32 {
-    if FP8_BLOCKS == 1u {
-        if MODEL == 0u {
-            return e4m3_to_f32(value);
-        }
+fn term_of(value: u32) -> Term {
+    if MODEL == 1u && FP8_BLOCKS == 1u { // decided
         return term_from_e4m3(value);
+    } else if MODEL == 1u { // decided
+        return term_from_bf16(value);
+    } else if FP8_BLOCKS == 1u { // decided
+        return Term(0, i32(e4m3_to_f32(value)));
+    } else {
+        return Term(0, i32(value));
     }
-    if MODEL == 0u {
-        return value;
-    }
-    return term_from_bf16(value >> 16u);
 }
 
-// Where element t of the chain lies, counted in steps of the chain.
 fn a_place(t: u32) -> u32 {
     if a_gather_given && RAGGED_CHAIN == 1u {
         return a_gather_at(t) * given.params.a_chain;
@@ -87,9 +81,7 @@ fn main(
     }
 
     // Rows past the last repeat it, and are not written.
-    var rows: array<u32, TILE>;
-    var columns: array<u32, TILE>;
-    for (var i = 0u; i < TILE; i += 1u) {
+    for (var i = 0u; i < TILE; i += 1u) { // unrolled
         var r = min(row + i, last_row - 1u);
         if a_gather_given && RAGGED_CHAIN == 0u {
             r = a_gather_at(r);
@@ -98,29 +90,20 @@ fn main(
         columns[i] = group * p.b_group + min(column + i, p.columns - 1u) * p.b_column;
     }
 
-    // Under FP8 blocks `acc` is the chain of the present block, and `total` the sum of those before.
-    var acc: array<array<u32, TILE>, TILE>;
+    // Under FP8 blocks `acc` is the chain of the present block, and `total` the sum of those before, in the end `acc` too.
     var total: array<array<u32, TILE>, TILE>;
-    for (var t = chain_begin; t < chain_end; t += STEP) {
-        fill_left(rows, t, chain_end);
-        fill_right(columns, t, chain_end);
-        let last = (t + STEP - chain_begin) % 128u == 0u || t + STEP >= chain_end;
-        for (var r = 0u; r < TILE; r += 1u) {
-            for (var c = 0u; c < TILE; c += 1u) {
-                if MODEL == 0u {
-                    acc[r][c] = fma_step(r, c, chain_end - t, acc[r][c]);
-                } else {
-                    acc[r][c] = mma_step(r, c, acc[r][c]);
-                }
-            }
-        }
-        if FP8_BLOCKS == 1u && last {
+    let block = select(max(chain_end - chain_begin, 1u), 128u, FP8_BLOCKS == 1u);
+    for (var t = chain_begin; t < chain_end; t += block) {
+        continue_chains(t, min(t + block, chain_end));
+        if FP8_BLOCKS == 1u { // decided
             for (var r = 0u; r < TILE; r += 1u) {
                 for (var c = 0u; c < TILE; c += 1u) {
                     let scale = block_scale(group, min(row + r, last_row - 1u), min(column + c, p.columns - 1u), t);
-                    total[r][c] = f32_fma(acc[r][c], scale, total[r][c]);
-                    acc[r][c] = 0u;
+                    total[r][c] = f32_fma(acc[0][0], scale, total[r][c]);
+                    acc[0][0] = select(0u, total[r][c], t + block >= chain_end);
+                    turn_columns();
                 }
+                turn_rows();
             }
         }
     }
@@ -129,12 +112,14 @@ fn main(
         for (var c = 0u; c < TILE; c += 1u) {
             if row + r < last_row && column + c < p.columns {
                 let i = (group * p.out_group + row + r) * p.columns + column + c;
-                var result = select(acc[r][c], total[r][c], FP8_BLOCKS == 1u);
-                if ACCUMULATE == 1u {
+                var result = acc[0][0];
+                if ACCUMULATE == 1u { // decided
                     result = f32_add(out_at(i), result);
                 }
                 out_set(i, result);
             }
+            turn_columns();
         }
+        turn_rows();
     }
 }

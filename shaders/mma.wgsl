@@ -1,74 +1,79 @@
 // One step of a matrix unit in 32-bit integers: NUMERICS.md, "Matrix products". The twin of core/src/numerics/mma.rs.
 //
-// A factor is a term: sign in bit 31, exponent from bit 17 on, significand (1.7 fixed point, subnormals with the least
-// exponent) in bits 0..8. The sum of two terms then has the product's sign in bit 31 and its exponent from bit 17 on, and
-// their 32-bit product has the product of the significands, below 2^16, in its low 17 bits.
-//
-// Exponents are biased such that sums tell what they are: nonzero numbers have 512 + field, zeros 0, infinities and NaN
-// SPECIAL. So a product with a zero has a sum below 1024, and one with a special factor a sum from SPECIAL on.
-
 // Constants of the unit, given by the dispatch: STEP products in a step, FRACTION_BITS kept below the exponent of the
-// largest term, RESULT_BITS in the fraction of a result. An invocation has TILE x TILE outputs: `left` holds STEP terms of
-// each of its rows, `right` of each of its columns. Every index into them is a constant once loops are unrolled, so they
-// are registers.
+// largest term, RESULT_BITS in the fraction of a result.
+//
+// An infinity or a NaN costs no branch here: its exponent is above all others, so the result is an infinity with the sign
+// of the terms that have it. `highest` tells whether there was one; what has to be a NaN is found afterwards by
+// `chain_is_nan`, for once in such a chain a NaN stays one, and infinities of both signs cannot end in anything else.
 
-var<private> left: array<array<u32, STEP>, TILE>;
-var<private> right: array<array<u32, STEP>, TILE>;
+// A factor: the exponent field of its format (subnormals have 1), and the signed significand (1.7 fixed point).
+struct Term {
+    exponent: i32,
+    sig: i32,
+}
 
-const SPECIAL: u32 = 2047u;
+// Exponents of zeros and of infinities and NaN. A sum of two tells what they are: below 0 there is a zero in it, and from
+// INFINITE on a special factor.
+const ABSENT: i32 = -4096;
+const SPECIAL: i32 = 12288;
+const INFINITE: i32 = 4096;
 // A product's exponent sum less that of its value.
-const SUM_BIAS: i32 = 1278;
+const SUM_BIAS: i32 = 254;
+// Places by which the left significands lie higher: a product's leading ones are at bits 29 and 30.
+const LEFT_SHIFT: u32 = 15u;
 
-fn exponent_of(term: u32) -> u32 {
-    return (term << 1u) >> 18u;
+// Terms of the invocation's present row, and of each of its columns. Every index into them is a constant, so they are
+// registers.
+var<private> left: array<Term, STEP>;
+var<private> right: array<array<Term, STEP>, TILE>;
+// The largest exponent of a product so far.
+var<private> highest: i32;
+
+// `sig` without its hidden bit, which is bit 7 and set where `field` is not 0. `minus` is 0 or 1.
+fn term(minus: u32, field: u32, sig: u32, exponent: i32) -> Term {
+    let flip = -i32(minus);
+    let whole = sig | (min(field, 1u) << 7u);
+    return Term(select(exponent, ABSENT, whole == 0u), (i32(whole) ^ flip) - flip);
 }
 
-fn term_from_bf16(code: u32) -> u32 {
-    let field = (code >> 7u) & 0xFFu;
-    let sig = (code & 0x7Fu) | select(0u, 0x80u, field != 0u);
-    let exponent = select(512u + max(field, 1u), SPECIAL, field == 255u);
-    return select(((code & 0x8000u) << 16u) | (exponent << 17u) | sig, 0u, sig == 0u);
+fn term_from_bf16(value: u32) -> Term {
+    let field = (value >> 23u) & 0xFFu;
+    let exponent = select(i32(max(field, 1u)), SPECIAL, field == 255u);
+    return term(value >> 31u, field, (value >> 16u) & 0x7Fu, exponent);
 }
 
-fn term_from_e4m3(code: u32) -> u32 {
+fn term_from_e4m3(code: u32) -> Term {
     let field = (code >> 3u) & 15u;
-    let sig = ((code & 7u) | select(0u, 8u, field != 0u)) << 4u;
-    let nan = (code & 0x7Fu) == 0x7Fu;
-    let exponent = select(512u + 120u + max(field, 1u), SPECIAL, nan);
-    return select(((code & 0x80u) << 24u) | (exponent << 17u) | sig, 0u, sig == 0u);
+    let exponent = select(120 + i32(max(field, 1u)), SPECIAL, (code & 0x7Fu) == 0x7Fu);
+    return term(code >> 7u, field, (code & 7u) << 4u, exponent);
 }
 
-// The accumulator of row r and column c plus the products of their terms.
-fn mma_step(r: u32, c: u32, acc: u32) -> u32 {
-    var top = 0u;
-    for (var i = 0u; i < STEP; i += 1u) {
-        top = max(top, (left[r][i] + right[c][i]) << 1u);
+// The accumulator plus the products of the present row and column c.
+fn mma_step(c: u32, acc: u32) -> u32 {
+    var top = 2 * ABSENT;
+    for (var i = 0u; i < STEP; i += 1u) { // unrolled
+        top = max(top, left[i].exponent + right[c][i].exponent);
     }
-    let acc_magnitude = acc & MAGNITUDE;
-    let acc_field = acc_magnitude >> 23u;
-    if (top >> 18u) >= SPECIAL || acc_field == 255u {
-        return mma_special(r, c, acc);
-    }
-    // The accumulator's exponent on the scale of the sums.
-    let acc_exponent = select(max(acc_field, 1u) + 1151u, 0u, acc_magnitude == 0u);
-    let largest = max(top >> 18u, acc_exponent);
+    highest = max(highest, top);
+    let acc_field = i32((acc >> 23u) & 0xFFu);
+    let acc_sig = (acc & FRACTION) | select(0u, HIDDEN, acc_field != 0);
+    let acc_exponent = select(max(acc_field, 1) + SUM_BIAS - 127, 2 * ABSENT, acc_sig == 0u);
+    let largest = max(top, acc_exponent);
 
+    // Products have 29 fraction bits, and nothing is left of them after 31 places. 16 of the largest stay below 2^31.
+    let aligned = 29 - i32(FRACTION_BITS) + largest;
     var sum = 0;
-    for (var i = 0u; i < STEP; i += 1u) {
-        let x = left[r][i];
-        let y = right[c][i];
-        let both = x + y;
-        // The product of the significands at bit 30 has 29 fraction bits, and nothing is left of it after 31 places.
-        let down = min(29u - FRACTION_BITS + largest - exponent_of(both), 31u);
-        let magnitude = i32(((x * y) << 15u) >> down);
-        let flip = i32(both) >> 31u;
-        // 16 products of the largest significands stay below 2^31.
-        sum += (magnitude ^ flip) - flip;
+    for (var i = 0u; i < STEP; i += 1u) { // unrolled
+        let product = left[i].sig * right[c][i].sig;
+        let down = u32(min(aligned - (left[i].exponent + right[c][i].exponent), 31));
+        // An arithmetic shift of the ones' complement cuts towards zero.
+        let flip = product >> 31u;
+        sum += ((product + flip) >> down) - flip;
     }
 
-    let acc_sig = (acc & FRACTION) | select(0u, HIDDEN, acc_field != 0u);
-    let addend = (acc_sig << 2u) >> min(25u - FRACTION_BITS + largest - acc_exponent, 31u);
     // With the accumulator the sum may pass 2^31, so magnitudes and signs part here.
+    let addend = (acc_sig << 2u) >> u32(min(25 - i32(FRACTION_BITS) + largest - acc_exponent, 31));
     let products = u32(abs(sum));
     let sum_sign = u32(sum) & SIGN;
     let opposite = ((sum_sign ^ acc) & SIGN) != 0u;
@@ -78,32 +83,33 @@ fn mma_step(r: u32, c: u32, acc: u32) -> u32 {
 
     // Cut towards zero to RESULT_BITS; in the subnormals the last bit stands still.
     let lead = countLeadingZeros(total);
-    let field = i32(31u - lead) + i32(largest) - SUM_BIAS - i32(FRACTION_BITS) + 127;
+    let field = min(i32(31u - lead) + largest - SUM_BIAS - i32(FRACTION_BITS) + 127, 255);
     let sig = (total << (lead & 31u)) >> 8u;
     let bits = (u32(max(field - 1, 0)) << 23u) + (sig >> u32(clamp(1 - field, 0, 31)));
     let kept = bits & ~((1u << (23u - RESULT_BITS)) - 1u);
-    return select(sign | min(kept, INF), 0u, total == 0u);
+    let result = select(sign | min(kept, INF), 0u, total == 0u);
+    // An infinite accumulator stays, unless it meets the other infinity.
+    return select(result, select(acc, NAN, top >= INFINITE && opposite), acc_field == 255);
 }
 
-// The same with an infinity or a NaN among the terms.
-fn mma_special(r: u32, c: u32, acc: u32) -> u32 {
-    var nan = is_nan(acc);
-    var positive = acc == INF;
-    var negative = acc == (SIGN | INF);
-    for (var i = 0u; i < STEP; i += 1u) {
-        let x = left[r][i];
-        let y = right[c][i];
-        let x_special = exponent_of(x) == SPECIAL;
-        let y_special = exponent_of(y) == SPECIAL;
-        if x_special || y_special {
-            let sig_x = x & 0xFFu;
-            let sig_y = y & 0xFFu;
-            // Infinity has a significand of exactly one.
-            nan = nan || (x_special && sig_x != 0x80u) || (y_special && sig_y != 0x80u) || min(sig_x, sig_y) == 0u;
-            let minus = ((x ^ y) & SIGN) != 0u;
-            positive = positive || !minus;
-            negative = negative || minus;
-        }
-    }
-    return select(select(INF, SIGN | INF, negative), NAN, nan || (positive && negative));
+// What the products of a chain's special factors are.
+struct Specials {
+    nan: bool,
+    positive: bool,
+    negative: bool,
+}
+
+fn with_product(seen: Specials, x: Term, y: Term) -> Specials {
+    let x_special = x.exponent == SPECIAL;
+    let y_special = y.exponent == SPECIAL;
+    // Infinity has a significand of exactly one.
+    let nan = x_special && abs(x.sig) != 0x80 || y_special && abs(y.sig) != 0x80;
+    let infinite = x_special || y_special;
+    let minus = (x.sig ^ y.sig) < 0;
+    let times_zero = infinite && (x.sig == 0 || y.sig == 0);
+    return Specials(
+        seen.nan || nan || times_zero,
+        seen.positive || infinite && !minus,
+        seen.negative || infinite && minus,
+    );
 }

@@ -26,12 +26,20 @@ pub struct WgpuOptions {
     pub expert_ranks: Option<usize>,
     /// How long a rank waits for the others in a collective before it fails.
     pub timeout: Duration,
+    /// Changes the text of every shader before it is compiled, so that tests can show that a wrong one is noticed.
+    #[doc(hidden)]
+    pub shader_patch: Option<fn(String) -> String>,
 }
 
 impl Default for WgpuOptions {
     fn default() -> Self {
-        let timeout = Duration::from_secs(60);
-        WgpuOptions { numerics: NumericModel::Hopper, adapter: None, expert_ranks: None, timeout }
+        WgpuOptions {
+            numerics: NumericModel::Hopper,
+            adapter: None,
+            expert_ranks: None,
+            timeout: Duration::from_secs(60),
+            shader_patch: None,
+        }
     }
 }
 
@@ -71,7 +79,7 @@ impl Wgpu {
             let why = "the Blackwell model is not among its shaders; use the host".into();
             return Err(Error::Unavailable { backend: BACKEND, why });
         }
-        let gpu = Gpu::open(&adapter::choose(options.adapter.as_deref())?)?;
+        let gpu = Gpu::open(&adapter::choose(options.adapter.as_deref())?, options.shader_patch)?;
         let expert_ranks = expert_ranks(ranks, options.expert_ranks)?;
         let info = gpu.device.adapter_info();
         let device = format!("{} ({:?}, {} {})", info.name, info.backend, info.driver, info.driver_info);
@@ -260,5 +268,23 @@ impl Backend for Wgpu {
 
     fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {
         map::run(&self.stream, op)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dropless_core::{Backend, DType, Error};
+
+    use crate::WgpuOptions;
+
+    #[test]
+    fn b25a_a_lost_device_is_an_error_and_no_zeros() {
+        let Some(wgpu) = crate::test_backend(&WgpuOptions::default()) else { return };
+        let backend: &dyn Backend = &wgpu;
+        let tensor = backend.upload(DType::F32, &[4], &[1f32; 4]).unwrap();
+        assert_eq!(backend.download::<f32>(&tensor).unwrap(), [1.0; 4]);
+        wgpu.stream().gpu.device.destroy();
+        let read = backend.download::<f32>(&tensor);
+        assert!(matches!(read, Err(Error::Device { .. })), "{read:?}");
     }
 }

@@ -12,6 +12,9 @@ use crate::shader::{Pipeline, Variant};
 /// Bytes of immediate data a dispatch may carry; every Vulkan driver has this much.
 const IMMEDIATE_BYTES: u32 = 128;
 
+/// Bytes that a shader can read at once. Buffers are made of whole ones.
+pub(crate) const UNIT: usize = 16;
+
 /// The first failure that no caller was there to receive.
 type Failure = Arc<Mutex<Option<String>>>;
 
@@ -22,15 +25,19 @@ pub(crate) struct Gpu {
     pub(crate) queue: wgpu::Queue,
     /// Workgroups along one dimension of a dispatch.
     pub(crate) max_workgroups: u32,
+    /// Whether the shaders run on processors.
+    pub(crate) cpu: bool,
     /// The largest buffer, all of which one binding can show.
     pub(crate) max_buffer_bytes: u64,
     failure: Failure,
+    /// What becomes of a shader's text before it is compiled.
+    shader_patch: Option<fn(String) -> String>,
     pipelines: Mutex<HashMap<Variant, Arc<Pipeline>>>,
 }
 
 impl Gpu {
     /// Opens an adapter.
-    pub(crate) fn open(adapter: &wgpu::Adapter) -> Result<Arc<Gpu>> {
+    pub(crate) fn open(adapter: &wgpu::Adapter, shader_patch: Option<fn(String) -> String>) -> Result<Arc<Gpu>> {
         let unavailable = |why: String| Error::Unavailable { backend: BACKEND, why };
         let (name, offered) = (adapter.get_info().name, adapter.limits());
         if !adapter.features().contains(wgpu::Features::IMMEDIATES) || offered.max_immediate_size < IMMEDIATE_BYTES {
@@ -46,7 +53,8 @@ impl Gpu {
             max_immediate_size: IMMEDIATE_BYTES,
             ..defaults
         };
-        let max_buffer_bytes = limits.max_buffer_size.min(limits.max_storage_buffer_binding_size) / 4 * 4;
+        let max_buffer_bytes =
+            limits.max_buffer_size.min(limits.max_storage_buffer_binding_size) / UNIT as u64 * UNIT as u64;
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("dropless"),
             required_features: wgpu::Features::IMMEDIATES,
@@ -69,8 +77,10 @@ impl Gpu {
             device,
             queue,
             max_workgroups: limits.max_compute_workgroups_per_dimension,
+            cpu: adapter.get_info().device_type == wgpu::DeviceType::Cpu,
             max_buffer_bytes,
             failure,
+            shader_patch,
             pipelines: Mutex::default(),
         }))
     }
@@ -90,9 +100,9 @@ impl Gpu {
         self.check(op)
     }
 
-    /// A buffer of at least 4 bytes, or a typed error when the memory is not there.
+    /// A buffer of at least a unit, or a typed error when the memory is not there.
     pub(crate) fn buffer(&self, op: &'static str, bytes: u64, usage: wgpu::BufferUsages) -> Result<wgpu::Buffer> {
-        let size = bytes.next_multiple_of(4).max(4);
+        let size = bytes.next_multiple_of(UNIT as u64).max(UNIT as u64);
         if size > self.max_buffer_bytes {
             let hint = "the adapter's largest buffer; a smaller batch, or more chunks".into();
             return Err(Error::Capacity { op, needed: bytes, available: self.max_buffer_bytes, hint });
@@ -115,7 +125,9 @@ impl Gpu {
         if let Some(pipeline) = pipelines.get(variant) {
             return Ok(pipeline.clone());
         }
-        let pipeline = Arc::new(Pipeline::compile(&self.device, variant)?);
+        let patch = self.shader_patch.unwrap_or(std::convert::identity);
+        let source = patch(variant.source());
+        let pipeline = Arc::new(Pipeline::compile(&self.device, variant, source)?);
         pipelines.insert(variant.clone(), pipeline.clone());
         Ok(pipeline)
     }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::BACKEND;
 use crate::buffer;
-use crate::device::Gpu;
+use crate::device::{Gpu, UNIT};
 use crate::shader::{OFFSET_WORDS, Shader, Variant};
 
 /// Where a binding may start; the least that every adapter allows.
@@ -92,6 +92,7 @@ impl Stream {
         );
         let pipeline = self.gpu.pipeline(&Variant { shader, types, constants: constants.to_vec() })?;
 
+        let unit = UNIT as u64;
         let mut given = vec![0; OFFSET_WORDS];
         let mut entries = Vec::new();
         for (place, tensor) in tensors.iter().enumerate() {
@@ -99,10 +100,10 @@ impl Stream {
             let storage = buffer::of(op, &self.gpu, tensor)?;
             let bytes = buffer::range(tensor);
             // An empty view may lie at the very end of its buffer, where no binding can start.
-            let start = bytes.start.min(storage.raw.size() - 4) / BINDING_ALIGNMENT * BINDING_ALIGNMENT;
+            let start = bytes.start.min(storage.raw.size() - unit) / BINDING_ALIGNMENT * BINDING_ALIGNMENT;
             let elements = (bytes.start - start) / tensor.dtype().size() as u64;
             given[place] = u32::try_from(elements).expect("less than the alignment");
-            let size = (bytes.end - start).next_multiple_of(4).clamp(4, storage.raw.size() - start);
+            let size = (bytes.end - start).next_multiple_of(unit).clamp(unit, storage.raw.size() - start);
             entries.push(wgpu::BindGroupEntry {
                 binding: u32::try_from(entries.len()).expect("a few bindings"),
                 resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {

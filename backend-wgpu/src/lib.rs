@@ -10,6 +10,7 @@ mod buffer;
 mod collective;
 mod device;
 mod dispatch;
+mod expand;
 mod host_memory;
 mod ops;
 mod shader;

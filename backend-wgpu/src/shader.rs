@@ -1,9 +1,9 @@
 //! From a shader's file to a compiled pipeline: the declarations that every shader shares are written here, so that a
 //! struct or a binding is declared once.
 //!
-//! A binding `x` becomes `x_at(i)`: the bits of element i as f32 for a float tensor, else the integer; `x_quad(i)` if it
-//! is only read: elements i to i + 3, where i counts from the start of the buffer in fours; and `x_set(i, v)` if it is
-//! written, with one rounding for bf16. Elements smaller than a word share words between invocations, so they
+//! A binding `x` becomes `x_at(i)`: the bits of element i as f32 for a float tensor, else the integer; `x_set(i, v)` if it
+//! is written, with one rounding for bf16; and `x_word(i)` and `x_unit(i)`, the 4 and the 16 bytes in which element i lies,
+//! if it is read in units. Elements smaller than a word share words between invocations, so they
 //! are written with an atomic exclusive-or of the bits to change; nobody else changes those bits.
 
 use std::fmt::Write;
@@ -12,12 +12,15 @@ use dropless_core::{DType, Error, Result};
 
 use crate::BACKEND;
 use crate::device::one_line;
+use crate::expand::expand;
 
 /// How a shader uses a binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     /// `x_at`.
     Read,
+    /// `x_at`, `x_word` and `x_unit`.
+    ReadUnits,
     /// `x_set`.
     Write,
     /// Both.
@@ -41,9 +44,19 @@ pub(crate) const FLOAT: &[DType] = &[DType::F32, DType::Bf16];
 pub(crate) const F32: &[DType] = &[DType::F32];
 pub(crate) const U32: &[DType] = &[DType::U32];
 
+impl Access {
+    fn reads_only(self) -> bool {
+        matches!(self, Access::Read | Access::ReadUnits)
+    }
+}
+
 impl Binding {
     pub(crate) const fn read(name: &'static str, types: &'static [DType]) -> Binding {
         Binding { name, access: Access::Read, types, optional: false }
+    }
+
+    pub(crate) const fn read_units(name: &'static str, types: &'static [DType]) -> Binding {
+        Binding { name, access: Access::ReadUnits, types, optional: false }
     }
 
     pub(crate) const fn write(name: &'static str, types: &'static [DType]) -> Binding {
@@ -170,8 +183,14 @@ fn linear(group: vec3<u32>, groups: vec3<u32>) -> u32 {
 ";
 
 impl Variant {
-    /// The WGSL text.
+    /// The WGSL text that is compiled.
     pub(crate) fn source(&self) -> String {
+        let named = self.shader.constants.iter().copied().zip(self.constants.iter().copied());
+        expand(&self.text(), &named.collect::<Vec<_>>())
+    }
+
+    /// The WGSL text with every loop and branch of its files.
+    pub(crate) fn text(&self) -> String {
         let mut text = format!("{}{HEADER}", self.shader.params.wgsl);
         for (name, value) in self.shader.constants.iter().zip(&self.constants) {
             let _ = writeln!(text, "const {name}: u32 = {value}u;");
@@ -199,9 +218,14 @@ impl Variant {
 
 fn declare(text: &mut String, binding: Binding, dtype: DType, slot: usize, offset: &str) {
     let Binding { name, access, .. } = binding;
-    let shared_words = access == Access::Atomic || access != Access::Read && dtype.size() < 4;
-    let mode = if access == Access::Read { "read" } else { "read_write" };
-    let element = if shared_words { "atomic<u32>" } else { "u32" };
+    let units = access == Access::ReadUnits;
+    let shared_words = access == Access::Atomic || !access.reads_only() && dtype.size() < 4;
+    let mode = if access.reads_only() { "read" } else { "read_write" };
+    let element = match access {
+        _ if shared_words => "atomic<u32>",
+        Access::ReadUnits => "vec4<u32>",
+        _ => "u32",
+    };
     let _ = writeln!(text, "@group(0) @binding({slot}) var<storage, {mode}> {name}: array<{element}>;");
     if access == Access::Atomic {
         for (suffix, function) in [("max", "atomicMax"), ("count", "atomicAdd")] {
@@ -213,31 +237,30 @@ fn declare(text: &mut String, binding: Binding, dtype: DType, slot: usize, offse
         return;
     }
     if access != Access::Write {
-        let word = |index: &str| {
-            if shared_words { format!("atomicLoad(&{name}[{index}])") } else { format!("{name}[{index}]") }
+        // Logarithm of the elements in a word.
+        let shift = 2 - dtype.size().trailing_zeros();
+        let word = match access {
+            _ if shared_words => format!("atomicLoad(&{name}[at >> {shift}u])"),
+            Access::ReadUnits => format!("{name}[at >> {}u][(at >> {shift}u) & 3u]", shift + 2),
+            _ => format!("{name}[at >> {shift}u]"),
         };
+        if units {
+            let unit = format!("{name}[at >> {}u]", shift + 2);
+            for (part, ty, value) in [("word", "u32", &word), ("unit", "vec4<u32>", &unit)] {
+                let _ = writeln!(
+                    text,
+                    "fn {name}_{part}(i: u32) -> {ty} {{\n    let at = i + {offset};\n    return {value};\n}}"
+                );
+            }
+        }
         let value = match dtype.size() {
-            4 => word("at"),
-            2 => format!("({} >> ((at & 1u) << 4u)) << 16u", word("at >> 1u")),
-            _ => format!("({} >> ((at & 3u) << 3u)) & 0xFFu", word("at >> 2u")),
+            4 => word,
+            2 => format!("({word} >> ((at & 1u) << 4u)) << 16u"),
+            _ => format!("({word} >> ((at & 3u) << 3u)) & 0xFFu"),
         };
         let _ = writeln!(text, "fn {name}_at(i: u32) -> u32 {{\n    let at = i + {offset};\n    return {value};\n}}");
     }
-    if access == Access::Read {
-        let quad = match dtype.size() {
-            4 => format!("vec4<u32>({name}[at], {name}[at + 1u], {name}[at + 2u], {name}[at + 3u])"),
-            2 => format!(
-                "(vec2<u32>({name}[at >> 1u], {name}[(at >> 1u) + 1u]).xxyy << vec4<u32>(16u, 0u, 16u, 0u)) \
-                 & vec4<u32>(0xFFFF0000u)"
-            ),
-            _ => format!("(vec4<u32>({name}[at >> 2u]) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(0xFFu)"),
-        };
-        let _ = writeln!(
-            text,
-            "fn {name}_quad(i: u32) -> vec4<u32> {{\n    let at = i + {offset};\n    return {quad};\n}}"
-        );
-    }
-    if access != Access::Read {
+    if !access.reads_only() {
         let body = match dtype.size() {
             4 => format!("    {name}[at] = value;"),
             2 => exchange(name, "bf16_from_f32(value)", "1u", "4u", "0xFFFFu"),
@@ -263,10 +286,7 @@ fn declare_absent(text: &mut String, binding: Binding) {
     if binding.access != Access::Write {
         let _ = writeln!(text, "fn {name}_at(i: u32) -> u32 {{\n    return 0u;\n}}");
     }
-    if binding.access == Access::Read {
-        let _ = writeln!(text, "fn {name}_quad(i: u32) -> vec4<u32> {{\n    return vec4<u32>(0u);\n}}");
-    }
-    if binding.access != Access::Read {
+    if !binding.access.reads_only() {
         let _ = writeln!(text, "fn {name}_set(i: u32, value: u32) {{\n}}");
     }
 }
@@ -279,7 +299,8 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
-    pub(crate) fn compile(device: &wgpu::Device, variant: &Variant) -> Result<Pipeline> {
+    /// `source`: the variant's text.
+    pub(crate) fn compile(device: &wgpu::Device, variant: &Variant, source: String) -> Result<Pipeline> {
         let name = variant.shader.name;
         let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
         let given = variant.shader.bindings.iter().zip(&variant.types).filter(|(_, dtype)| dtype.is_some());
@@ -292,10 +313,8 @@ impl Pipeline {
             bind_group_layouts: &[Some(&layout)],
             immediate_size: u32::try_from(words * 4).expect("a few words"),
         });
-        let descriptor = wgpu::ShaderModuleDescriptor {
-            label: Some(name),
-            source: wgpu::ShaderSource::Wgsl(variant.source().into()),
-        };
+        let descriptor =
+            wgpu::ShaderModuleDescriptor { label: Some(name), source: wgpu::ShaderSource::Wgsl(source.into()) };
         // A counter in every loop would keep the drivers from unrolling them.
         let checks = wgpu::ShaderRuntimeChecks { force_loop_bounding: false, ..wgpu::ShaderRuntimeChecks::checked() };
         // SAFETY: every loop of the shaders ends: its counter moves towards a bound that the loop does not change. All
@@ -321,7 +340,7 @@ fn entry(slot: u32, binding: Binding) -> wgpu::BindGroupLayoutEntry {
         binding: slot,
         visibility: wgpu::ShaderStages::COMPUTE,
         ty: wgpu::BindingType::Buffer {
-            ty: wgpu::BufferBindingType::Storage { read_only: binding.access == Access::Read },
+            ty: wgpu::BufferBindingType::Storage { read_only: binding.access.reads_only() },
             has_dynamic_offset: false,
             min_binding_size: None,
         },

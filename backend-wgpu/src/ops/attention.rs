@@ -12,13 +12,12 @@ use dropless_core::numerics::mma::Tensorcore;
 use dropless_core::ops::{Attention, AttentionShape, Checked};
 use dropless_core::{DType, NumericModel, Result, Tensor};
 
+use super::chains::{Chains, SIDE, aligned, tile};
+
 use self::plan::{Piece, Plan, SCRATCH, group, padded};
 use crate::buffer;
 use crate::dispatch::{Dispatch, Stream, word};
 use crate::shader::{Binding, F32, FLOAT, MMA, OPERANDS, PRELUDE, Shader, U32, params};
-
-/// Rows and columns of outputs of one invocation, with a matrix unit and without: as in the grouped product.
-const TILE: [usize; 2] = [4, 2];
 
 /// The files that the shaders share.
 const PIECE: &str = include_str!("../../../shaders/attention_piece.wgsl");
@@ -28,14 +27,16 @@ const CHAINS: &str = include_str!("../../../shaders/attention_chains.wgsl");
 /// Constants of every product.
 const CONSTANTS: &[&str] = &[
     "TILE",
+    "PAIRS",
     "STEP",
     "FRACTION_BITS",
     "RESULT_BITS",
     "MODEL",
+    "UNIT",
     "A_CHAIN_LAST",
     "B_CHAIN_LAST",
-    "A_QUADS",
-    "B_QUADS",
+    "A_UNITS",
+    "B_UNITS",
     "ALONG_ROWS",
 ];
 
@@ -67,8 +68,8 @@ pub(crate) static SCORES: Shader = Shader {
     files: &[PRELUDE, MMA, OPERANDS, PIECE, VISIBLE, CHAINS, include_str!("../../../shaders/attention_scores.wgsl")],
     params: Params::DECLARATION,
     bindings: &[
-        Binding::read("a", FLOAT),
-        Binding::read("b", FLOAT),
+        Binding::read_units("a", FLOAT),
+        Binding::read_units("b", FLOAT),
         Binding::read("start", U32).optional(),
         Binding::write("scores", F32),
     ],
@@ -94,17 +95,11 @@ struct Product<'a> {
     shader: &'static Shader,
     tensors: &'a [Option<&'a Tensor>],
     params: Params,
-    /// Whether the chain runs along what is last in memory, in each operand.
+    /// As in [`Chains`].
     chain_last: [bool; 2],
-    /// Whether tiles of each operand are whole and begin at multiples of four elements.
-    quads: [bool; 2],
+    aligned: [bool; 2],
     along_rows: bool,
     workgroups: usize,
-}
-
-/// Whether the heads of an operand begin at multiples of four elements.
-fn quads(tensor: &Tensor, dim: usize) -> bool {
-    tensor.offset().is_multiple_of(4) && dim.is_multiple_of(4)
 }
 
 pub(crate) fn run(stream: &Stream, op: &Checked<Attention<'_>>, model: NumericModel) -> Result<()> {
@@ -150,32 +145,16 @@ impl Pass<'_> {
         }
     }
 
-    fn tile(&self) -> usize {
-        TILE[usize::from(self.unit.is_none())]
-    }
-
     /// Workgroups along an extent of outputs.
     fn tiles(&self, extent: usize) -> usize {
-        extent.div_ceil(8 * self.tile())
+        extent.div_ceil(SIDE * tile(&self.stream.gpu, self.unit))
     }
 
     fn product(&self, product: &Product<'_>) -> Result<()> {
-        // A chain of f32 fma needs no lookahead, and reads element by element.
-        let f32_chain = Tensorcore { step: 1, fraction_bits: 0, result_bits: 0 };
-        let Tensorcore { step, fraction_bits, result_bits } = self.unit.unwrap_or(f32_chain);
-        let quads = product.quads.map(|quads| u32::from(quads && self.unit.is_some()));
-        let constants = [
-            word(self.tile()),
-            word(step),
-            fraction_bits.cast_unsigned(),
-            result_bits.cast_unsigned(),
-            u32::from(self.unit.is_some()),
-            u32::from(product.chain_last[0]),
-            u32::from(product.chain_last[1]),
-            quads[0],
-            quads[1],
-            u32::from(product.along_rows),
-        ];
+        let Product { chain_last, aligned, .. } = *product;
+        let mut constants =
+            Chains { dtype: self.dtype, unit: self.unit, chain_last, aligned }.constants(&self.stream.gpu);
+        constants.push(u32::from(product.along_rows));
         self.stream.dispatch(Dispatch {
             shader: product.shader,
             tensors: product.tensors,
@@ -193,7 +172,7 @@ impl Pass<'_> {
             tensors: &[Some(a), Some(b), self.start, Some(out)],
             params: Params { columns: word(dim), scale: scale.to_bits(), ..self.params(piece) },
             chain_last: [true, true],
-            quads: [a, b].map(|operand| quads(operand, dim)),
+            aligned: [a, b].map(|operand| aligned(operand, dim)),
             along_rows: false,
             workgroups: piece.pairs.len() * tiles,
         })

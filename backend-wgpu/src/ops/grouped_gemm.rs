@@ -6,14 +6,10 @@ use dropless_core::numerics::mma::Tensorcore;
 use dropless_core::ops::{Checked, Extents, GemmKind, GroupedGemm, Operand};
 use dropless_core::{DType, NumericModel, Result, Tensor};
 
+use super::chains::{Chains, SIDE, aligned, tile};
 use super::mxfp8_dequantize;
 use crate::dispatch::{Dispatch, Stream, word};
 use crate::shader::{Binding, FLOAT, FORMATS, MMA, OPERANDS, PRELUDE, Shader, U32, params};
-
-/// Rows and columns of outputs of one invocation of the shader, with a matrix unit and without.
-const TILE: [usize; 2] = [4, 2];
-/// Invocations of a workgroup along rows and along columns.
-const SIDE: usize = 8;
 
 params!(
     /// Extents, and the distances between neighbours in memory, in elements.
@@ -40,10 +36,10 @@ pub(crate) static GROUPED_GEMM: Shader = Shader {
     files: &[PRELUDE, FORMATS, MMA, OPERANDS, include_str!("../../../shaders/grouped_gemm.wgsl")],
     params: Params::DECLARATION,
     bindings: &[
-        Binding::read("a", &[DType::F32, DType::Bf16, DType::E4m3]),
+        Binding::read_units("a", &[DType::F32, DType::Bf16, DType::E4m3]),
         Binding::read("a_gather", U32).optional(),
         Binding::read("a_scale", &[DType::F32]).optional(),
-        Binding::read("b", &[DType::F32, DType::Bf16, DType::E4m3]),
+        Binding::read_units("b", &[DType::F32, DType::Bf16, DType::E4m3]),
         Binding::read("b_gather", U32).optional(),
         Binding::read("b_scale", &[DType::F32]).optional(),
         Binding::read("offsets", U32),
@@ -51,17 +47,19 @@ pub(crate) static GROUPED_GEMM: Shader = Shader {
     ],
     constants: &[
         "TILE",
+        "PAIRS",
         "STEP",
         "FRACTION_BITS",
         "RESULT_BITS",
         "MODEL",
+        "UNIT",
+        "A_CHAIN_LAST",
+        "B_CHAIN_LAST",
+        "A_UNITS",
+        "B_UNITS",
         "RAGGED_CHAIN",
         "FP8_BLOCKS",
         "ACCUMULATE",
-        "A_CHAIN_LAST",
-        "B_CHAIN_LAST",
-        "A_QUADS",
-        "B_QUADS",
     ],
 };
 
@@ -95,11 +93,6 @@ impl<'a> Factor<'a> {
     fn strides(&self, rows: usize, chain: usize) -> [usize; 2] {
         if self.chain_last { [chain, 1] } else { [1, rows] }
     }
-
-    /// Whether rows in memory start at a multiple of four elements.
-    fn quads(&self, strides: [usize; 2]) -> bool {
-        self.elements.offset().is_multiple_of(4) && strides.into_iter().max().is_some_and(|row| row.is_multiple_of(4))
-    }
 }
 
 pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: NumericModel) -> Result<()> {
@@ -119,7 +112,7 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
         DType::Bf16 => Tensorcore::of_bf16(model),
         _ => Tensorcore::of_e4m3(model),
     };
-    let tile = TILE[usize::from(unit.is_none())];
+    let tile = tile(&stream.gpu, unit);
     let (a_strides, b_strides) = (a.strides(rows, chain), b.strides(columns, chain));
     // A weight's FP8 scales also span 128 of its rows.
     let b_scale_columns = if wgrad { 1 } else { 128 };
@@ -145,25 +138,15 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
         b_scale_group: per_group(columns.div_ceil(b_scale_columns)),
         b_scale_columns: word(b_scale_columns),
     };
-    let model = u32::from(unit.is_some());
-    // A chain of f32 fma needs no lookahead.
-    let f32_chain = Tensorcore { step: 1, fraction_bits: 0, result_bits: 0 };
-    let Tensorcore { step, fraction_bits, result_bits } = unit.unwrap_or(f32_chain);
-    let quads = |factor: &Factor<'_>, strides| u32::from(unit.is_some() && factor.quads(strides));
-    let constants = [
-        word(tile),
-        word(step),
-        fraction_bits.cast_unsigned(),
-        result_bits.cast_unsigned(),
-        model,
-        u32::from(wgrad),
-        u32::from(fp8),
-        u32::from(op.accumulate),
-        u32::from(a.chain_last),
-        u32::from(b.chain_last),
-        quads(&a, a_strides),
-        quads(&b, b_strides),
-    ];
+    let chains = Chains {
+        dtype: a.elements.dtype(),
+        unit,
+        chain_last: [a.chain_last, b.chain_last],
+        // One of the strides is 1, the other a row.
+        aligned: [(&a, a_strides), (&b, b_strides)].map(|(factor, [x, y])| aligned(&factor.elements, x.max(y))),
+    };
+    let mut constants = chains.constants(&stream.gpu);
+    constants.extend([wgrad, fp8, op.accumulate].map(u32::from));
     let tensors = [
         Some(&*a.elements),
         a.gather,

@@ -1,6 +1,7 @@
 //! The ops: one file each beside the shader of the same name, and the table of all shaders.
 
 pub(crate) mod attention;
+pub(crate) mod chains;
 pub(crate) mod copy;
 pub(crate) mod group_quantize;
 pub(crate) mod grouped_gemm;

@@ -2,14 +2,15 @@
 //! where the launcher puts them.
 
 use dropless_core::DType;
+use wgpu::naga::proc::Layouter;
 use wgpu::naga::valid::{Capabilities, ValidationFlags, Validator};
 use wgpu::naga::{AddressSpace, Handle, Module, ScalarKind, Type, TypeInner, front::wgsl};
 
 use super::ALL;
 use crate::shader::{OFFSET_WORDS, Shader, Variant};
 
-/// The first type of each binding, and every other type (or absence) of one binding at a time, under constants that
-/// compile each branch.
+/// The first type of each binding, and every other type (or absence) of one binding at a time, under two choices of
+/// constants.
 fn variants(shader: &'static Shader) -> Vec<Variant> {
     let first: Vec<Option<DType>> = shader.bindings.iter().map(|binding| Some(binding.types[0])).collect();
     let mut types = vec![first.clone()];
@@ -70,8 +71,11 @@ fn float_types(module: &Module) -> Vec<String> {
 fn no_shader_has_a_float() {
     for shader in ALL {
         for variant in variants(shader) {
-            let floats = float_types(&parse(&variant.source()));
-            assert!(floats.is_empty(), "{}: {floats:?} in {variant:?}", shader.name);
+            // What is compiled, and the branches that these constants leave out.
+            for text in [variant.source(), variant.text()] {
+                let floats = float_types(&parse(&text));
+                assert!(floats.is_empty(), "{}: {floats:?} in {variant:?}", shader.name);
+            }
         }
     }
 }
@@ -130,4 +134,35 @@ fn dispatches_fit_the_bindings_of_every_adapter() {
         let most = shader.bindings.iter().filter(|binding| !binding.optional).count();
         assert!(most <= 7 && shader.bindings.len() <= OFFSET_WORDS, "{}", shader.name);
     }
+}
+
+/// Workgroup memory and invocations of a module's entry point.
+fn workgroup(module: &Module) -> (u32, u32) {
+    let mut layouter = Layouter::default();
+    layouter.update(module.to_ctx()).unwrap();
+    let shared = module.global_variables.iter().filter(|(_, v)| v.space == AddressSpace::WorkGroup);
+    let bytes = shared.map(|(_, v)| layouter[v.ty].size).sum();
+    (bytes, module.entry_points[0].workgroup_size.iter().product())
+}
+
+#[test]
+fn b257_shaders_fit_the_smallest_workgroups() {
+    for shader in ALL {
+        for mut variant in variants(shader) {
+            for (name, value) in shader.constants.iter().zip(&mut variant.constants) {
+                *value = if *name == "EXPERTS" { 256 } else { *value };
+            }
+            let (bytes, invocations) = workgroup(&parse(&variant.source()));
+            assert!(bytes <= 16384, "{}: {bytes} bytes of workgroup memory", shader.name);
+            assert!(invocations <= 256, "{}: {invocations} invocations", shader.name);
+        }
+    }
+}
+
+/// The control: what is too large is measured as such.
+#[test]
+fn b257_workgroups_are_measured() {
+    let source = "var<workgroup> x: array<vec4<u32>, 1025>;
+        @compute @workgroup_size(8, 65) fn main() { x[0] = vec4<u32>(); }";
+    assert_eq!(workgroup(&parse(source)), (16400, 520));
 }

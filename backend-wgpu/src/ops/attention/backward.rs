@@ -5,7 +5,7 @@ use dropless_core::ops::AttentionBackward;
 use dropless_core::{DType, NumericModel, Result, Tensor};
 
 use super::plan::{Piece, Plan, group, padded};
-use super::{CHAINS, CONSTANTS, PIECE, Params, Pass, Product, VISIBLE, quads, unit};
+use super::{CHAINS, CONSTANTS, PIECE, Params, Pass, Product, VISIBLE, aligned, unit};
 use crate::buffer;
 use crate::dispatch::{Dispatch, Stream, word};
 use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, MMA, OPERANDS, PRELUDE, ROW, Shader, U32, params};
@@ -53,8 +53,8 @@ pub(crate) static GRADIENT: Shader = Shader {
     ],
     params: Params::DECLARATION,
     bindings: &[
-        Binding::read("a", FLOAT),
-        Binding::read("b", FLOAT),
+        Binding::read_units("a", FLOAT),
+        Binding::read_units("b", FLOAT),
         Binding::read("start", U32).optional(),
         Binding::in_place("sums", F32).optional(),
         Binding::write("out", FLOAT),
@@ -138,7 +138,7 @@ impl Pass<'_> {
             tensors: &[Some(a), Some(b), self.start, sums, Some(out)],
             params,
             chain_last: [along_rows, false],
-            quads: [true, quads(b, dim)],
+            aligned: [true, aligned(b, dim)],
             along_rows,
             workgroups: piece.pairs.len() * self.tiles(padded(outputs)) * self.tiles(dim),
         })

@@ -4,7 +4,7 @@ use dropless_core::ops::{AttentionForward, KEY_TILE};
 use dropless_core::{DType, NumericModel, Result};
 
 use super::plan::{Plan, padded};
-use super::{CHAINS, CONSTANTS, PIECE, Params, Pass, Product, VISIBLE, quads, unit};
+use super::{CHAINS, CONSTANTS, PIECE, Params, Pass, Product, VISIBLE, aligned, unit};
 use crate::dispatch::{Dispatch, Stream, word};
 use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, MMA, OPERANDS, PRELUDE, Shader, U32};
 
@@ -37,8 +37,8 @@ pub(crate) static VALUES: Shader = Shader {
     ],
     params: Params::DECLARATION,
     bindings: &[
-        Binding::read("a", FLOAT),
-        Binding::read("b", FLOAT),
+        Binding::read_units("a", FLOAT),
+        Binding::read_units("b", FLOAT),
         Binding::read("start", U32).optional(),
         Binding::read("alpha", F32),
         Binding::read("totals", F32),
@@ -73,7 +73,7 @@ pub(super) fn run(scratch: usize, stream: &Stream, op: &AttentionForward<'_>, mo
             tensors: &[Some(&probabilities), Some(op.v), op.start, Some(&alpha), Some(&totals), Some(op.out)],
             params: Params { columns: word(shape.v_dim), a_chain: params.width, b_chain: word(op.v.cols()), ..params },
             chain_last: [false, false],
-            quads: [true, quads(op.v, shape.v_dim)],
+            aligned: [true, aligned(op.v, shape.v_dim)],
             along_rows: false,
             workgroups: pairs * pass.tiles(rows) * pass.tiles(shape.v_dim),
         })?;
