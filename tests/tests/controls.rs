@@ -1,5 +1,6 @@
 //! Negative controls: a backend with a fault must turn the comparisons of the suite red. Each control runs a comparison of
-//! the suite against a host that was tampered with, and fails if the comparison does not notice.
+//! the suite against a host that was tampered with, or a wgpu backend with a
+//! changed shader, and fails if the comparison does not notice.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::sync::Mutex;
@@ -9,8 +10,9 @@ use dropless_core::host::{Host, HostOptions};
 use dropless_core::numerics::NumericModel;
 use dropless_core::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Route};
 use dropless_core::{DType, Memory, Result, Tensor};
-use dropless_tests::differential::{self, Candidate, Ranks};
+use dropless_tests::differential::{self, Candidate, Ranks, UNDER_TEST};
 use dropless_tests::moe::{Outcome, Problem, problem};
+use dropless_wgpu::{Wgpu, WgpuOptions};
 
 /// What is done to the results of the host.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -211,8 +213,8 @@ fn a_rounding_in_the_wrong_place_is_noticed() {
 /// The comparison of the harness: a kind of problem on a backend against the host.
 fn report(problem: &str, open: fn(usize, NumericModel) -> Result<Ranks>) -> std::result::Result<(), String> {
     let problem = differential::all().into_iter().find(|p| p.name == problem).unwrap();
-    // A control is no find to keep.
-    problem.compare(&Candidate { name: "tampered", open, ranks: true }, 4, None)
+    // As many as the suite runs; a control is no find to keep.
+    problem.compare(&Candidate { name: "tampered", open, ranks: true }, differential::cases(), None)
 }
 
 fn tampered(n: usize, fault: Fault) -> Result<Ranks> {
@@ -254,4 +256,63 @@ fn the_harness_notices_another_model_of_the_matrix_units() {
 fn the_harness_refuses_a_backend_against_itself() {
     let report = report("cast", differential::host).unwrap_err();
     assert!(report.contains("host was compared with itself"), "{report}");
+}
+
+/// The shaders with one piece of text in place of another.
+fn mutated(numerics: NumericModel, shader_patch: fn(String) -> String) -> Result<Ranks> {
+    let options = WgpuOptions { numerics, shader_patch: Some(shader_patch), ..WgpuOptions::default() };
+    Ok(vec![Box::new(Wgpu::new(&options)?)])
+}
+
+/// Whether there is an adapter; `DROPLESS_REQUIRE` can ask for one.
+fn adapter() -> bool {
+    let wgpu = UNDER_TEST.iter().find(|candidate| candidate.name == "wgpu").unwrap();
+    wgpu.device().inspect_err(|why| println!("skipped: {why}")).is_ok()
+}
+
+/// Up from three quarters instead of a half.
+fn rounds_wrongly(text: String) -> String {
+    text.replace("a + 0x7FFFu", "a + 0x3FFFu")
+}
+
+fn writes_too_far(text: String) -> String {
+    let too_far = "out_set(i, x_at(i)); if i + 1u == p.elements { out_set(i + 1u, 0u); }";
+    text.replace("out_set(i, x_at(i));", too_far)
+}
+
+fn cuts_too_early(text: String) -> String {
+    text.replace("const FRACTION_BITS: u32 = 25u;", "const FRACTION_BITS: u32 = 24u;")
+}
+
+#[test]
+fn the_harness_passes_the_shaders_as_they_are() {
+    if adapter() {
+        for problem in ["cast", "grouped_gemm_hopper"] {
+            report(problem, |_, numerics| mutated(numerics, std::convert::identity)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_harness_notices_a_shader_that_rounds_wrongly() {
+    if adapter() {
+        let report = report("cast", |_, numerics| mutated(numerics, rounds_wrongly)).unwrap_err();
+        assert!(report.contains("elements differ"), "{report}");
+    }
+}
+
+#[test]
+fn the_harness_notices_a_shader_that_writes_too_far() {
+    if adapter() {
+        let report = report("cast", |_, numerics| mutated(numerics, writes_too_far)).unwrap_err();
+        assert!(report.contains("words around it were written"), "{report}");
+    }
+}
+
+#[test]
+fn the_harness_notices_a_shader_that_cuts_a_product_too_early() {
+    if adapter() {
+        let report = report("grouped_gemm_hopper", |_, numerics| mutated(numerics, cuts_too_early)).unwrap_err();
+        assert!(report.contains("elements differ"), "{report}");
+    }
 }

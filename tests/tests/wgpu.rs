@@ -6,19 +6,25 @@
     reason = "tests may panic, and their numbers are small"
 )]
 
-use dropless_core::ops::{AllToAll, Counts, Fill, Offload};
+use dropless_core::ops::{
+    Add, AllToAll, Counts, EmbeddingGrad, Fill, GatherRows, GemmKind, GroupedGemm, Offload, Operand,
+};
 use dropless_core::{Backend, DType, Error, Group, Memory, NumericModel};
 use dropless_tests::differential::{Random, Ranks, UNDER_TEST, host};
 use dropless_wgpu::{Wgpu, WgpuOptions};
 
 /// Ranks on one device, or none where there is no adapter.
 fn ranks(n: usize) -> Ranks {
+    ranks_under(n, NumericModel::Hopper)
+}
+
+fn ranks_under(n: usize, numerics: NumericModel) -> Ranks {
     let wgpu = UNDER_TEST.iter().find(|candidate| candidate.name == "wgpu").unwrap();
     if let Err(why) = wgpu.device() {
         println!("skipped: {why}");
         return Vec::new();
     }
-    (wgpu.open)(n, NumericModel::Hopper).unwrap()
+    (wgpu.open)(n, numerics).unwrap()
 }
 
 /// One rank.
@@ -79,20 +85,109 @@ fn empty_tensors_are_nothing_to_do() {
 }
 
 #[test]
-fn dispatches_are_folded_past_one_dimension() {
+fn b250_dispatches_are_folded_past_one_dimension() {
     let Some(wgpu) = open() else { return };
     let backend: &dyn Backend = &*wgpu;
-    // 65536 workgroups of 64, and a few elements more.
-    let len = 65536 * 64 + 5;
-    let x = backend.alloc(DType::E4m3, &[len], Memory::Device).unwrap();
-    let ones = backend.alloc(DType::F32, &[len], Memory::Device).unwrap();
-    Fill { out: &ones, value: 1.0 }.run(backend).unwrap();
-    Fill { out: &x, value: 0.0 }.run(backend).unwrap();
-    assert!(backend.download::<f32>(&ones).unwrap().iter().all(|&x| x == 1.0));
+    // One workgroup of 64 past what a dimension holds, with one lane in use, and a full one.
+    for len in [65535 * 64 + 1, 65536 * 64] {
+        let before: Vec<f32> = (0..len).map(|i| (i % 8191) as f32).collect();
+        let x = backend.upload(DType::F32, &[len], &before).unwrap();
+        let one = backend.alloc(DType::F32, &[len], Memory::Device).unwrap();
+        let out = backend.alloc(DType::F32, &[len], Memory::Device).unwrap();
+        Fill { out: &one, value: 1.0 }.run(backend).unwrap();
+        Add { a: &x, b: &one, c: None, out: &out }.run(backend).unwrap();
+        let after = backend.download::<f32>(&out).unwrap();
+        assert!(before.iter().zip(&after).all(|(before, after)| before + 1.0 == *after));
+
+        // Each row from the other end.
+        let index: Vec<u32> = (0..len as u32).rev().collect();
+        let index = backend.upload(DType::U32, &[len], &index).unwrap();
+        let (x, out) = (x.reshape(&[len, 1]).unwrap(), out.reshape(&[len, 1]).unwrap());
+        GatherRows { x: &x, index: &index, out: &out }.run(backend).unwrap();
+        assert!(backend.download::<f32>(&out).unwrap().iter().eq(before.iter().rev()));
+    }
 }
 
 #[test]
-fn too_large_a_tensor_is_refused_with_numbers() {
+fn b250_products_of_more_tiles_than_one_dimension_holds() {
+    let Some(wgpu) = ranks_under(1, NumericModel::F32).pop() else { return };
+    let backend: &dyn Backend = &*wgpu;
+    // A workgroup has 16 rows.
+    let rows = 65536 * 16 + 1;
+    let values: Vec<f32> = (0..rows).map(|i| (i % 8191) as f32).collect();
+    let a = backend.upload(DType::F32, &[rows, 1], &values).unwrap();
+    let b = backend.upload(DType::F32, &[1, 1, 1], &[3f32]).unwrap();
+    let out = backend.alloc(DType::F32, &[rows, 1], Memory::Device).unwrap();
+    let offsets = backend.upload(DType::U32, &[2], &[0, rows as u32]).unwrap();
+    let (a, b) = (Operand::plain(&a), Operand::plain(&b));
+    let product = GroupedGemm { kind: GemmKind::Forward, a, b, offsets: &offsets, out: &out, accumulate: false };
+    product.run(backend).unwrap();
+    assert!(backend.download::<f32>(&out).unwrap().iter().zip(&values).all(|(out, x)| *out == x * 3.0));
+}
+
+#[test]
+fn b251_tensors_past_the_default_limits() {
+    let Some(wgpu) = open() else { return };
+    let backend: &dyn Backend = &*wgpu;
+    for mib in [128usize, 256] {
+        let len = (mib << 18) + 1;
+        let tensor = match backend.alloc(DType::F32, &[len], Memory::Device) {
+            Ok(tensor) => tensor,
+            Err(Error::Capacity { needed, available, .. }) => {
+                assert!(needed == len as u64 * 4 && needed > available, "{needed} of {available}");
+                continue;
+            }
+            Err(other) => panic!("{other}"),
+        };
+        let last = tensor.slice(len - 2, len).unwrap();
+        backend.write(&last, bytemuck::cast_slice(&[7f32; 2])).unwrap();
+        Fill { out: &tensor, value: 5.0 }.run(backend).unwrap();
+        assert_eq!(backend.download::<f32>(&last).unwrap(), [5.0; 2]);
+    }
+}
+
+#[test]
+fn b258_sums_at_one_index_lose_nothing() {
+    let Some(wgpu) = open() else { return };
+    let backend: &dyn Backend = &*wgpu;
+    let ids: Vec<u32> = [vec![0u32; 1000], vec![1; 1000], (0..20_000).map(|i| 2 + i % 254).collect()].concat();
+    let dy = backend.upload(DType::F32, &[ids.len(), 1], &vec![1f32; ids.len()]).unwrap();
+    let mut counts = vec![0f32; 256];
+    ids.iter().for_each(|&id| counts[id as usize] += 1.0);
+    let ids = backend.upload(DType::U32, &[ids.len()], &ids).unwrap();
+    for _ in 0..50 {
+        let d_table = backend.upload(DType::F32, &[1, 256, 1], &[0f32; 256]).unwrap();
+        EmbeddingGrad { dy: &dy, ids: &ids, d_table: &d_table }.run(backend).unwrap();
+        assert_eq!(backend.download::<f32>(&d_table).unwrap(), counts);
+    }
+}
+
+#[test]
+fn b25a_a_read_waits_for_all_that_was_queued() {
+    let Some(wgpu) = open() else { return };
+    let backend: &dyn Backend = &*wgpu;
+    let one = backend.upload(DType::F32, &[1], &[1f32]).unwrap();
+    let sums = [0, 1].map(|_| backend.upload(DType::F32, &[1], &[0f32]).unwrap());
+    for step in 0..1000usize {
+        let (from, to) = (&sums[step % 2], &sums[(step + 1) % 2]);
+        Add { a: from, b: &one, c: None, out: to }.run(backend).unwrap();
+    }
+    assert_eq!(backend.download::<f32>(&sums[0]).unwrap(), [1000.0]);
+
+    // One long chain of products.
+    let (rows, k) = (64, 1 << 16);
+    let a = backend.upload(DType::Bf16, &[rows, k], &vec![0x3F80u16; rows * k]).unwrap();
+    let b = backend.upload(DType::Bf16, &[1, 64, k], &vec![0x3F80u16; 64 * k]).unwrap();
+    let out = backend.upload(DType::F32, &[rows, 64], &vec![0f32; rows * 64]).unwrap();
+    let offsets = backend.upload(DType::U32, &[2], &[0, rows as u32]).unwrap();
+    let (a, b) = (Operand::plain(&a), Operand::plain(&b));
+    let product = GroupedGemm { kind: GemmKind::Forward, a, b, offsets: &offsets, out: &out, accumulate: false };
+    product.run(backend).unwrap();
+    assert_eq!(backend.download::<f32>(&out).unwrap(), vec![k as f32; rows * 64]);
+}
+
+#[test]
+fn b251_too_large_a_tensor_is_refused_with_numbers() {
     let Some(wgpu) = open() else { return };
     let available = wgpu.caps().max_buffer_bytes;
     let elements = usize::try_from(available / 4).unwrap() + 1;
