@@ -1,33 +1,56 @@
 // Grouped products without tensor cores: NUMERICS.md, "F32", for every element type, and FP8 blocks.
 //
-// A block computes tiles of 64 x 64 outputs, one after the other, a thread 4 x 4 of each; 16 terms of the chain at a
-// time lie in shared memory as f32. The chain ends where it ends: unlike a tensor core, fma tells a zero term of one
-// sign from none.
+// A block computes square tiles of outputs, one after the other, a thread 4 x 4 of each; 32 terms of the chain at a time
+// lie in shared memory as f32, while the next ones are on their way to registers. The chain ends where it ends: unlike a
+// tensor core, fma tells a zero term of one sign from none.
 //
 // Constants: RAGGED_CHAIN, ACCUMULATE; A_CHAIN_LAST, B_CHAIN_LAST (the chain's dimension is the last in memory).
 // Params: as tiles.cuh, and a_sources, b_sources (rows to gather from). With scales: as fp8_block_scales.cuh.
 
-constexpr u32 SIMT_THREADS = 256;
-constexpr u32 SIMT_TILE = 64, SIMT_CHAIN = 16, SIMT_EACH = 4;
+constexpr u32 SIMT_CHAIN = 32, SIMT_EACH = 4;
 
-// 16 terms of 64 rows of a factor. A row's padding keeps 16-byte alignment and spreads the banks.
+template <u32 TILE>
+constexpr u32 SIMT_THREADS = TILE / SIMT_EACH * (TILE / SIMT_EACH);
+
+// The terms of a tile's rows of a factor. A row's padding keeps 16-byte alignment and spreads the banks.
+template <u32 TILE>
 struct SimtFactor {
-    float terms[SIMT_CHAIN][SIMT_TILE + 4];
+    static constexpr u32 THREADS = SIMT_THREADS<TILE>, MINE = TILE * SIMT_CHAIN / THREADS;
 
-    // `element(row, term)` for each of the tile's rows and terms that exist, threads along the dimension that is last
-    // in memory.
+    float terms[SIMT_CHAIN][TILE + 4];
+
+    // A thread's share: `element(row, term)` for each of the tile's rows and terms that exist, threads along the
+    // dimension that is last in memory.
     template <bool CHAIN_LAST, class Element>
-    __device__ __forceinline__ void load(u32 rows, u32 count, Element element) {
+    static __device__ __forceinline__ void fetch(float (&mine)[MINE], u32 rows, u32 count, Element element) {
 #pragma unroll
-        for (u32 i = threadIdx.x; i < SIMT_TILE * SIMT_CHAIN; i += SIMT_THREADS) {
-            const u32 row = CHAIN_LAST ? i / SIMT_CHAIN : i % SIMT_TILE;
-            const u32 term = CHAIN_LAST ? i % SIMT_CHAIN : i / SIMT_TILE;
-            if (row < rows && term < count) terms[term][row] = element(row, term);
+        for (u32 i = 0; i < MINE; i++) {
+            const u32 row = row_of<CHAIN_LAST>(i), term = term_of<CHAIN_LAST>(i);
+            mine[i] = row < rows && term < count ? element(row, term) : 0.0f;
         }
+    }
+
+    template <bool CHAIN_LAST>
+    __device__ __forceinline__ void put(const float (&mine)[MINE]) {
+#pragma unroll
+        for (u32 i = 0; i < MINE; i++) terms[term_of<CHAIN_LAST>(i)][row_of<CHAIN_LAST>(i)] = mine[i];
     }
 
     __device__ __forceinline__ float4 quad(u32 term, u32 first) const {
         return *reinterpret_cast<const float4*>(&terms[term][first]);
+    }
+
+   private:
+    template <bool CHAIN_LAST>
+    static __device__ __forceinline__ u32 row_of(u32 i) {
+        const u32 at = threadIdx.x + i * THREADS;
+        return CHAIN_LAST ? at / SIMT_CHAIN : at % TILE;
+    }
+
+    template <bool CHAIN_LAST>
+    static __device__ __forceinline__ u32 term_of(u32 i) {
+        const u32 at = threadIdx.x + i * THREADS;
+        return CHAIN_LAST ? at % SIMT_CHAIN : at / TILE;
     }
 };
 
@@ -45,7 +68,8 @@ __device__ __forceinline__ float element_at(const Element* matrix, const u32* ga
 }
 
 // 4 x 4 outputs: acc = fma(a, b, acc) for each of the terms, in order.
-__device__ __forceinline__ void fma_terms(const SimtFactor& a, const SimtFactor& b, u32 row, u32 column, u32 count,
+template <u32 TILE>
+__device__ __forceinline__ void fma_terms(const SimtFactor<TILE>& a, const SimtFactor<TILE>& b, u32 row, u32 column, u32 count,
                                           float (&acc)[SIMT_EACH][SIMT_EACH]) {
 #pragma unroll
     for (u32 t = 0; t < SIMT_CHAIN; t++) {
@@ -81,30 +105,40 @@ __device__ __forceinline__ void end_part(const Given& given, const Tile& tile, u
     }
 }
 
+// By `SIMT_THREADS<TILE>` threads.
+template <u32 TILE>
 __device__ __forceinline__ void simt_grouped_gemm(const Given& given) {
-    __shared__ SimtFactor a, b;
+    __shared__ SimtFactor<TILE> a, b;
     const Params& p = given.params;
-    const u32 row = threadIdx.x / (SIMT_TILE / SIMT_EACH) * SIMT_EACH;
-    const u32 column = threadIdx.x % (SIMT_TILE / SIMT_EACH) * SIMT_EACH;
-    Tiles<SIMT_TILE, SIMT_TILE> tiles(given);
+    const u32 row = threadIdx.x / (TILE / SIMT_EACH) * SIMT_EACH;
+    const u32 column = threadIdx.x % (TILE / SIMT_EACH) * SIMT_EACH;
+    Tiles<TILE, TILE> tiles(given);
     Tile tile;
     for (u64 index = blockIdx.x; tiles.find(index, tile); index += gridDim.x) {
         if (ACCUMULATE && tile.terms == 0) continue;
         const auto* matrix = given.b + (RAGGED_CHAIN ? 0 : u64(tile.group) * p.columns * p.chain);
         // Under FP8 blocks the present part, and the sum of those before.
         float acc[SIMT_EACH][SIMT_EACH] = {}, total[SIMT_EACH][SIMT_EACH] = {};
-        for (u32 done = 0; done < tile.terms; done += SIMT_CHAIN) {
+        float next_a[SimtFactor<TILE>::MINE], next_b[SimtFactor<TILE>::MINE];
+        const auto fetch = [&](u32 done) {
             const u32 term = tile.first + done, count = min(tile.terms - done, SIMT_CHAIN);
-            __syncthreads();
-            a.load<A_CHAIN_LAST>(tile.rows, count, [&](u32 r, u32 t) {
+            SimtFactor<TILE>::template fetch<A_CHAIN_LAST>(next_a, tile.rows, count, [&](u32 r, u32 t) {
                 return element_at<A_CHAIN_LAST, a_gather_given>(given.a, given.a_gather, p.a_sources, tile.row + r,
                                                                 p.rows, term + t, p.chain);
             });
-            b.load<B_CHAIN_LAST>(p.columns - tile.column, count, [&](u32 c, u32 t) {
+            SimtFactor<TILE>::template fetch<B_CHAIN_LAST>(next_b, p.columns - tile.column, count, [&](u32 c, u32 t) {
                 return element_at<B_CHAIN_LAST, b_gather_given>(matrix, given.b_gather, p.b_sources, tile.column + c,
                                                                 p.columns, term + t, p.chain);
             });
+        };
+        if (tile.terms > 0) fetch(0);
+        for (u32 done = 0; done < tile.terms; done += SIMT_CHAIN) {
+            const u32 term = tile.first + done, count = min(tile.terms - done, SIMT_CHAIN);
             __syncthreads();
+            a.template put<A_CHAIN_LAST>(next_a);
+            b.template put<B_CHAIN_LAST>(next_b);
+            __syncthreads();
+            if (count < tile.terms - done) fetch(done + SIMT_CHAIN);
             fma_terms(a, b, row, column, count, acc);
             if (a_scale_given && ((done + SIMT_CHAIN) % BLOCK == 0 || done + SIMT_CHAIN >= tile.terms)) {
                 end_part(given, tile, row, column, term, acc, total);

@@ -91,10 +91,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sm90_e4m3_grouped_gemm(
 #else
 
 // Other chips compute the model F32.
-extern "C" __global__ void __launch_bounds__(SIMT_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(SIMT_THREADS<64>, 2)
     sm90_e4m3_grouped_gemm(const __grid_constant__ Given given) {
     begin(given);
-    simt_grouped_gemm(given);
+    simt_grouped_gemm<64>(given);
 }
 
 #endif

@@ -86,12 +86,11 @@ pub(crate) static F32_GROUPED_GEMM: Kernel = Kernel {
     params: Params::DECLARATION,
     tensors: &tensors(&[DType::F32, DType::Bf16, DType::E4m3]),
     maps: 0,
-    constants: &["RAGGED_CHAIN", "ACCUMULATE", "A_CHAIN_LAST", "B_CHAIN_LAST"],
+    constants: &["RAGGED_CHAIN", "ACCUMULATE", "A_CHAIN_LAST", "B_CHAIN_LAST", "TILE"],
 };
 
-/// Side of a tile and threads of a block in simt_grouped_gemm.cuh, and the blocks of a multiprocessor.
-const SIMT_TILE: usize = 64;
-const SIMT_THREADS: u32 = 256;
+/// Sides of a tile in simt_grouped_gemm.cuh, of which a thread has 4 x 4 outputs, and the blocks of a multiprocessor.
+const SIMT_TILES: [usize; 2] = [64, 32];
 const SIMT_BLOCKS: usize = 4;
 /// Rows of a tile, bytes of one of its rows in shared memory, and threads of a block in sm90_grouped_gemm.cuh.
 const TILE_ROWS: usize = 128;
@@ -243,14 +242,18 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupedGemm<'_>>, model: NumericM
         DType::Bf16 if model != NumericModel::F32 => &SM90_BF16_GROUPED_GEMM,
         DType::E4m3 if model != NumericModel::F32 => &SM90_E4M3_GROUPED_GEMM,
         _ => {
+            // The wider tile, if it leaves no multiprocessor without work.
+            let [wide, narrow] = SIMT_TILES;
+            let side = if tiles([wide; 2]) >= 2 * gpu.multiprocessors as usize { wide } else { narrow };
+            constants.push(word(side));
             return gpu.launch(Launch {
                 kernel: &F32_GROUPED_GEMM,
                 tensors: &tensors,
                 constants: &constants,
                 params: params.words(),
                 maps: &[],
-                blocks: tiles([SIMT_TILE; 2]).min(SIMT_BLOCKS * gpu.multiprocessors as usize) as u64,
-                threads: SIMT_THREADS,
+                blocks: tiles([side; 2]).min(64 / side * SIMT_BLOCKS * gpu.multiprocessors as usize) as u64,
+                threads: word(side / 4 * (side / 4)),
                 shared: 0,
             });
         }

@@ -45,7 +45,7 @@ pub(crate) static ALL: &[(&crate::kernel::Kernel, &[&[u32]])] = &[
     ),
     (&group_quantize::AMAX, &[&[]]),
     (&group_quantize::OFFSETS, &[&[]]),
-    (&grouped_gemm::F32_GROUPED_GEMM, &[&[0, 0, 1, 1], &[0, 1, 1, 0], &[1, 0, 0, 0], &[1, 1, 1, 1]]),
+    (&grouped_gemm::F32_GROUPED_GEMM, &[&[0, 0, 1, 1, 64], &[0, 1, 1, 0, 32], &[1, 0, 0, 0, 32], &[1, 1, 1, 1, 64]]),
     (&grouped_gemm::SM90_BF16_GROUPED_GEMM, grouped_gemm::BF16_CONSTANTS),
     (&grouped_gemm::SM90_E4M3_GROUPED_GEMM, grouped_gemm::E4M3_CONSTANTS),
     (&mxfp8_dequantize::MXFP8_DEQUANTIZE, &[&[0], &[1]]),

@@ -92,7 +92,7 @@ impl Bench<'_> {
         self.backend.upload(DType::Bf16, shape, &codes)
     }
 
-    fn f32(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+    pub(super) fn f32(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         self.backend.upload(DType::F32, shape, &random(name, shape.iter().product()))
     }
 

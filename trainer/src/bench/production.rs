@@ -109,7 +109,28 @@ impl Bench<'_> {
                 self.experts(shape, routing, &data)?;
             }
         }
-        self.production_attention(&data)
+        self.production_attention(&data)?;
+        self.router()
+    }
+
+    /// DeepSeek-V3's router in f32, 8192 tokens in two gradient shards.
+    fn router(&mut self) -> Result<()> {
+        let (shards, rows, n, k) = (2, 8192, 256, 7168);
+        let (x, dy, w) = (self.f32("x", &[rows, k])?, self.f32("dy", &[rows, n])?, self.f32("w", &[1, n, k])?);
+        let whole = self.backend.upload(DType::U32, &[2], &[0u32, 8192])?;
+        let halves = self.backend.upload(DType::U32, &[3], &[0u32, 4096, 8192])?;
+        for (kind, a, b, offsets, out) in [
+            (GemmKind::Forward, &x, &w, &whole, self.empty(DType::F32, &[rows, n])?),
+            (GemmKind::Dgrad, &dy, &w, &whole, self.empty(DType::F32, &[rows, k])?),
+            (GemmKind::Wgrad, &dy, &x, &halves, self.empty(DType::F32, &[shards, n, k])?),
+        ] {
+            let (a, b) = (Operand::plain(a), Operand::plain(b));
+            let op = GroupedGemm { kind, a, b, offsets, out: &out, accumulate: false };
+            let time = self.time(|| op.run(self.backend))?;
+            let rate = format!("{:.1} TFLOP/s", 2e-12 * (rows * n * k) as f64 / time.as_secs_f64());
+            self.line(&format!("router f32 {kind:?} 8192x256x7168"), time, &rate);
+        }
+        Ok(())
     }
 
     /// A bf16 tensor of `len` elements: 2^24 random ones, over and over in another order.
