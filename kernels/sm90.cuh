@@ -45,9 +45,9 @@ __device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
                  : "memory");
 }
 
-// Arrives once the copies that this thread started with `copy_async` are done.
-__device__ __forceinline__ void barrier_arrive_after_copies(u64* barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+// The present phase also waits until the copies that this thread started with `copy_async` are done.
+__device__ __forceinline__ void barrier_expect_copies(u64* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
@@ -62,6 +62,12 @@ __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
                      : "r"(shared_address(barrier)), "r"(parity)
                      : "memory");
     } while (done == 0);
+}
+
+// A barrier of some of the block's threads, COUNT in all. 0 is that of __syncthreads().
+template <u32 ID, u32 COUNT>
+__device__ __forceinline__ void threads_meet() {
+    asm volatile("barrier.sync %0, %1;" ::"n"(ID), "n"(COUNT) : "memory");
 }
 
 // ---- Copies ----
@@ -101,6 +107,27 @@ __device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, u64* barr
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
         ::"r"(to), "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
         : "memory");
+}
+
+// The same box the other way: what of it lies in the tensor is written.
+__device__ __forceinline__ void store_box(const TensorMap& map, u32 from, u32 x, u32 y, u32 z) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+                 ::"l"(&map), "r"(from), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+// A group of stores ends here, even one of none.
+__device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until at most the last PENDING groups of this thread still read shared memory.
+template <u32 PENDING>
+__device__ __forceinline__ void stores_wait() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// Before its first use a map is brought to where the copy engine looks for it.
+__device__ __forceinline__ void prefetch(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

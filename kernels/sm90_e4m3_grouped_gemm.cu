@@ -33,41 +33,54 @@ struct Scales {
     }
 };
 
+// The sum of a tile's blocks for the 64 rows from `first` on.
+__device__ __forceinline__ void multiply(Ring& ring, Place& place, const Scales& scales, u32 tiles_at, u32 first,
+                                         u32 terms, float (&d)[TILE_COLUMNS / 2]) {
+    const u32 row = first + warp_row();
+    float part[TILE_COLUMNS / 2];
+    for (u32 done = 0; done < terms; done += TILE_CHAIN) {
+        const u32 stage = place.stage;
+        barrier_wait(ring.full + stage, place.parity);
+        if (copied(terms - done)) fence_async();
+        const u32 at = tiles_at + stage * STAGE_BYTES;
+        const u64 a = descriptor(at + first * ROW_BYTES), b = descriptor(at + A_BYTES);
+        wgmma_begin(part);
+#pragma unroll
+        for (u32 i = 0; i < STEPS; i++) {
+            Wgmma<TILE_COLUMNS>::e4m3_shared(part, advanced(a, i * STEP_BYTES), advanced(b, i * STEP_BYTES), i > 0);
+        }
+        wgmma_commit();
+        const float rows[2] = {scales.row[stage][row + row_in_warp(0)], scales.row[stage][row + row_in_warp(1)]};
+        wgmma_wait<0>(part);
+#pragma unroll
+        for (u32 i = 0; i < TILE_COLUMNS / 2; i++) {
+            const u32 column = RAGGED_CHAIN ? column_of(i / 4) + i % 2 : 0;
+            d[i] = __fmaf_rn(part[i], rows[i / 2 % 2] * scales.column[stage][column], d[i]);
+        }
+        ring.leave(stage);
+        place.advance();
+    }
+}
+
 __device__ __forceinline__ void consume(const Given& given, Ring& ring, const Scales& scales, u32 tiles_at) {
     const u32 first = first_row();
     Tiles<TILE_ROWS, TILE_COLUMNS> tiles(given);
+    Outlet outlet(given, tiles_at);
     Place place;
     Tile tile;
-    float d[TILE_COLUMNS / 2], part[TILE_COLUMNS / 2];
+    float d[TILE_COLUMNS / 2];
     for (u64 index = blockIdx.x; tiles.find(index, tile); index += gridDim.x) {
-        if (ACCUMULATE && tile.terms == 0) continue;
+        const bool kept = ACCUMULATE && tile.terms == 0;
+        if (kept || first >= tile.rows) {
+            ring.skip(place, tile.terms);
+            continue;
+        }
 #pragma unroll
         for (u32 i = 0; i < TILE_COLUMNS / 2; i++) d[i] = 0.0f;
-        for (u32 done = 0; done < tile.terms; done += TILE_CHAIN) {
-            const u32 stage = place.stage;
-            barrier_wait(ring.full + stage, place.parity);
-            if constexpr (LoaderA::COPIES || LoaderB::COPIES) fence_async();
-            const u32 at = tiles_at + stage * STAGE_BYTES;
-            const u64 a = descriptor(at + first * ROW_BYTES), b = descriptor(at + A_BYTES);
-            wgmma_begin(part);
-#pragma unroll
-            for (u32 i = 0; i < STEPS; i++) {
-                Wgmma<TILE_COLUMNS>::e4m3_shared(part, advanced(a, i * STEP_BYTES), advanced(b, i * STEP_BYTES), i > 0);
-            }
-            wgmma_commit();
-            const float rows[2] = {scales.row[stage][first + row_in_group(0)],
-                                   scales.row[stage][first + row_in_group(1)]};
-            wgmma_wait<0>(part);
-#pragma unroll
-            for (u32 i = 0; i < TILE_COLUMNS / 2; i++) {
-                const u32 column = RAGGED_CHAIN ? i / 4 * 8 + lane_id() % 4 * 2 + i % 2 : 0;
-                d[i] = __fmaf_rn(part[i], rows[i / 2 % 2] * scales.column[stage][column], d[i]);
-            }
-            ring.leave(stage);
-            place.advance();
-        }
-        put_rows(given, tile, first, d);
+        multiply(ring, place, scales, tiles_at, first, tile.terms, d);
+        outlet.put(tile, first + warp_row(), d);
     }
+    outlet.close();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) sm90_e4m3_grouped_gemm(const __grid_constant__ Given given) {
@@ -75,11 +88,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sm90_e4m3_grouped_gemm(
     __shared__ Ring ring;
     __shared__ Scales scales;
     const u32 tiles_at = ring_base();
-    if (threadIdx.x == 0) ring.init(Producers<true>::ARRIVALS);
+    if (threadIdx.x == 0) {
+        ring.init();
+        prefetch_maps(given);
+    }
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         registers_give<PRODUCER_REGISTERS>();
-        Producers<true>::run(given, ring, tiles_at, [&](u32 stage, const Tile& tile, u32 term) {
+        produce<true>(given, ring, tiles_at, [&](u32 stage, const Tile& tile, u32 term) {
             scales.load(given, stage, tile, term);
         });
     } else {

@@ -15,8 +15,11 @@
 // The copy engine ends a chain at the tensor's edge only. Where a group ends it (Wgrad), the last piece of the chain
 // comes as PIECES, which become zero past the end: what lies there is selected away, not multiplied by zero.
 //
+// The results go out as sm90_grouped_gemm_out.cuh says, while the producers fill the ring for the next tile.
+//
 // Constants: RAGGED_CHAIN, ACCUMULATE; A_CHAIN_LAST, B_CHAIN_LAST (the chain's dimension is the last in memory);
-// A_LOAD, B_LOAD; TILE_COLUMNS, STAGES. Params: as tiles.cuh, and a_sources, b_sources (rows to gather from).
+// A_LOAD, B_LOAD; STORE; TILE_COLUMNS, STAGES. Params: as tiles.cuh, and a_sources, b_sources (rows to gather from).
+// Maps: a, b, out.
 
 enum class Load : u32 { BOXES, PIECES, ELEMENTS };
 
@@ -24,8 +27,8 @@ constexpr u32 TILE_ROWS = 128;
 constexpr u32 WARPGROUP = 128;
 constexpr u32 CONSUMERS = 2;
 constexpr u32 THREADS = (1 + CONSUMERS) * WARPGROUP;
-// A thread has 168 registers at the start, 64512 in all. Producers keep 56 of them.
-constexpr u32 PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224;
+// A thread has 168 registers at the start, 64512 in all. Producers keep 72 of them.
+constexpr u32 PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216;
 
 constexpr u32 ROW_BYTES = 128, PIECE_BYTES = 16, PIECES_OF_ROW = ROW_BYTES / PIECE_BYTES;
 constexpr u32 ELEMENT_BYTES = sizeof(*Given::a);
@@ -46,16 +49,23 @@ struct Place {
             parity ^= 1;
         }
     }
+
+    // The stage before.
+    __device__ __forceinline__ u32 before() const { return (stage == 0 ? STAGES : stage) - 1; }
 };
 
-// The stages' barriers: filled by the producers, and left by the consumers' warps.
+// The barrier of threads at which producers meet.
+constexpr u32 PRODUCERS_MEET = 1;
+
+// The stages' barriers: filled by the producers, of whom the first says that all have done their part, and left by the
+// consumers' warps.
 struct Ring {
     u64 full[STAGES];
     u64 empty[STAGES];
 
-    __device__ void init(u32 producer_arrivals) {
+    __device__ void init() {
         for (u32 stage = 0; stage < STAGES; stage++) {
-            barrier_init(full + stage, producer_arrivals);
+            barrier_init(full + stage, 1);
             barrier_init(empty + stage, CONSUMERS * WARPGROUP / LANES);
         }
         barrier_init_done();
@@ -66,19 +76,23 @@ struct Ring {
         __syncwarp();
         if (lane_id() == 0) barrier_arrive(empty + stage);
     }
-};
 
-// The row that a consumer's accumulators d[4 i + 2 half + j] belong to, of the 64 of its warpgroup.
-__device__ __forceinline__ u32 row_in_group(u32 half) {
-    return threadIdx.x % WARPGROUP / LANES * 16 + half * 8 + lane_id() / 4;
-}
+    // By a warp that reads nothing of a chain of this many terms.
+    __device__ __forceinline__ void skip(Place& place, u32 terms) {
+        for (u32 done = 0; done < terms; done += TILE_CHAIN) {
+            barrier_wait(full + place.stage, place.parity);
+            leave(place.stage);
+            place.advance();
+        }
+    }
+};
 
 // The consumer warpgroup's first row, known to be the same in all lanes.
 __device__ __forceinline__ u32 first_row() {
     return __shfl_sync(ALL_LANES, threadIdx.x / WARPGROUP - 1, 0) * (TILE_ROWS / CONSUMERS);
 }
 
-// The first tile of the ring.
+// The first tile of the ring. The slots of results follow the last.
 __device__ __forceinline__ u32 ring_base() {
     extern __shared__ u8 dynamic_shared[];
     return (shared_address(dynamic_shared) + 1023) & ~1023u;
@@ -128,8 +142,13 @@ class Loader {
         }
     }
 
-    // Bytes that the copy engine will bring for a piece of the chain of which `left` terms exist.
-    __device__ __forceinline__ u32 box_bytes(u32 left) const { return boxes(left) ? EXTENT * ROW_BYTES : 0; }
+    // Whether the copy engine brings a piece of the chain of which `left` terms exist.
+    static __device__ __forceinline__ bool boxes(u32 left) {
+        return LOAD == Load::BOXES && (!CUT || left >= TILE_CHAIN);
+    }
+
+    // Bytes that it will bring.
+    static __device__ __forceinline__ u32 box_bytes(u32 left) { return boxes(left) ? EXTENT * ROW_BYTES : 0; }
 
     // The piece of the chain from `term` on, of which `left` terms exist.
     __device__ __forceinline__ void load(u32 to, u64* barrier, u32 term, u32 left) {
@@ -145,10 +164,6 @@ class Loader {
     }
 
    private:
-    __device__ __forceinline__ bool boxes(u32 left) const {
-        return LOAD == Load::BOXES && (!CUT || left >= TILE_CHAIN);
-    }
-
     __device__ __forceinline__ u32 source_of(u32 place) const {
         if (!GATHER) return place;
         const u32 source = factor.gather[place];
@@ -192,7 +207,7 @@ class Loader {
         for (u32 i = 0; i < TILE_CHAIN / ROWS_AT_ONCE; i++) {
             const u32 t = i * ROWS_AT_ONCE + threadIdx.x / PIECES_OF_ROW;
             const u32 link = t < left ? source_of(term + t) : NONE;
-#pragma unroll UNROLL
+#pragma unroll(STORES ? 1 : EXTENT / SLAB_ROWS)
             for (u32 slab = 0; slab < EXTENT / SLAB_ROWS; slab++) {
                 const u32 r = row + slab * SLAB_ROWS + piece * PIECE_BYTES / ELEMENT_BYTES;
                 const u64 place = (u64(link) * factor.rows + r) * ELEMENT_BYTES;
@@ -248,68 +263,57 @@ constexpr Major B_MAJOR = B_CHAIN_LAST ? Major::CHAIN : Major::ROWS;
 using LoaderA = Loader<Load{A_LOAD}, A_MAJOR, a_gather_given, TILE_ROWS>;
 using LoaderB = Loader<Load{B_LOAD}, B_MAJOR, b_gather_given, TILE_COLUMNS>;
 
-// The producers. SCALES: `scales(stage, tile, term)` copies more into the stage, by all threads of the warpgroup.
-template <bool SCALES>
-struct Producers {
-    static constexpr bool COPIES = SCALES || LoaderA::COPIES || LoaderB::COPIES;
-    // One warp commands the copy engine; copies are the work of all four.
-    static constexpr u32 COUNT = COPIES ? WARPGROUP : LANES;
-    // Each says that its own writes are done, and when its copies are.
-    static constexpr u32 ARRIVALS = COUNT * (COPIES ? 2 : 1);
+// Whether threads copy of a piece of the chain of which `left` terms exist.
+__device__ __forceinline__ bool copied(u32 left) { return !(LoaderA::boxes(left) && LoaderB::boxes(left)); }
 
-    template <class Scales>
-    static __device__ __forceinline__ void run(const Given& given, Ring& ring, u32 tiles_at, Scales scales) {
-        if (threadIdx.x >= COUNT) return;
-        const Params& p = given.params;
-        LoaderA a({reinterpret_cast<const u8*>(given.a), given.a_gather, &given.maps[0], p.rows, p.chain, p.a_sources,
-                   false});
-        LoaderB b({reinterpret_cast<const u8*>(given.b), given.b_gather, &given.maps[1], p.columns, p.chain,
-                   p.b_sources, !RAGGED_CHAIN});
-        Tiles<TILE_ROWS, TILE_COLUMNS> tiles(given);
-        Place place;
-        Tile tile;
-        for (u64 index = blockIdx.x; tiles.find(index, tile); index += gridDim.x) {
-            a.begin(tile.group, tile.row, tile.rows);
-            b.begin(tile.group, tile.column, min(p.columns - tile.column, TILE_COLUMNS));
-            for (u32 done = 0; done < tile.terms; done += TILE_CHAIN) {
-                const u32 left = tile.terms - done, stage = place.stage;
-                u64* full = ring.full + stage;
-                barrier_wait(ring.empty + stage, place.parity ^ 1);
-                if (threadIdx.x == 0) barrier_expect(full, a.box_bytes(left) + b.box_bytes(left));
+// The producers. SCALES: `scales(stage, tile, term)` copies more into the stage, by all threads of the warpgroup.
+//
+// The first warp waits for stages and commands the copy engine. Where threads copy, the other three join it.
+template <bool SCALES, class Scales>
+__device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tiles_at, Scales scales) {
+    const bool leads = threadIdx.x < LANES;
+    if (!(leads || SCALES || LoaderA::COPIES || LoaderB::COPIES)) return;
+    const Params& p = given.params;
+    LoaderA a({reinterpret_cast<const u8*>(given.a), given.a_gather, &given.maps[0], p.rows, p.chain, p.a_sources,
+               false});
+    LoaderB b({reinterpret_cast<const u8*>(given.b), given.b_gather, &given.maps[1], p.columns, p.chain, p.b_sources,
+               !RAGGED_CHAIN});
+    Tiles<TILE_ROWS, TILE_COLUMNS> tiles(given);
+    Place place;
+    Tile tile;
+    for (u64 index = blockIdx.x; tiles.find(index, tile); index += gridDim.x) {
+        a.begin(tile.group, tile.row, tile.rows);
+        b.begin(tile.group, tile.column, min(p.columns - tile.column, TILE_COLUMNS));
+        for (u32 done = 0; done < tile.terms; done += TILE_CHAIN) {
+            const u32 left = tile.terms - done, stage = place.stage;
+            const bool together = SCALES || copied(left);
+            u64* full = ring.full + stage;
+            if (leads) barrier_wait(ring.empty + stage, place.parity ^ 1);
+            if (threadIdx.x == 0) barrier_expect(full, LoaderA::box_bytes(left) + LoaderB::box_bytes(left));
+            if (together) threads_meet<PRODUCERS_MEET, WARPGROUP>();
+            if (leads || together) {
                 const u32 to = tiles_at + stage * STAGE_BYTES;
                 a.load(to, full, tile.first + done, left);
                 b.load(to + A_BYTES, full, tile.first + done, left);
+            }
+            if (together) {
                 scales(stage, tile, tile.first + done);
-                if constexpr (COPIES) barrier_arrive_after_copies(full);
+                barrier_expect_copies(full);
                 if constexpr (LoaderA::STORES || LoaderB::STORES) fence_async();
-                barrier_arrive(full);
-                place.advance();
+                threads_meet<PRODUCERS_MEET, WARPGROUP>();
             }
+            if (threadIdx.x == 0) barrier_arrive(full);
+            place.advance();
         }
-        if constexpr (COPIES) copies_wait_all();
     }
-};
+    copies_wait_all();
+}
 
-// Writes the 64 rows of a consumer warpgroup, from row `first` of the tile on.
-__device__ __forceinline__ void put_rows(const Given& given, const Tile& tile, u32 first,
-                                         const float (&d)[TILE_COLUMNS / 2]) {
-    const Params& p = given.params;
-    const bool pairs = pairs_aligned(given.out, p.columns);
+// The maps that the copy engine will use.
+__device__ __forceinline__ void prefetch_maps(const Given& given) {
+    constexpr u32 BY[] = {A_LOAD, B_LOAD, STORE};
 #pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        const u32 r = first + row_in_group(half);
-        if (r >= tile.rows) continue;
-        const u64 row = out_place(p, tile.group, tile.row + r, 0);
-#pragma unroll
-        for (u32 i = 0; i < TILE_COLUMNS / 8; i++) {
-            const u32 c = tile.column + i * 8 + lane_id() % 4 * 2;
-            const float x = d[4 * i + 2 * half], y = d[4 * i + 2 * half + 1];
-            if (pairs) {
-                if (c < p.columns) put_pair(given.out, row + c, x, y);
-            } else {
-                if (c < p.columns) put(given.out, row + c, x);
-                if (c + 1 < p.columns) put(given.out, row + c + 1, y);
-            }
-        }
+    for (u32 i = 0; i < 3; i++) {
+        if (Load{BY[i]} == Load::BOXES) prefetch(given.maps[i]);
     }
 }

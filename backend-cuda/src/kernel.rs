@@ -88,6 +88,7 @@ pub(crate) const SCAN: &str = include_str!("../../kernels/scan.cuh");
 pub(crate) const SIMT_GROUPED_GEMM: &str = include_str!("../../kernels/simt_grouped_gemm.cuh");
 pub(crate) const SM90: &str = include_str!("../../kernels/sm90.cuh");
 pub(crate) const SM90_GROUPED_GEMM: &str = include_str!("../../kernels/sm90_grouped_gemm.cuh");
+pub(crate) const SM90_GROUPED_GEMM_OUT: &str = include_str!("../../kernels/sm90_grouped_gemm_out.cuh");
 pub(crate) const TILES: &str = include_str!("../../kernels/tiles.cuh");
 pub(crate) const TOKEN_SUM: &str = include_str!("../../kernels/token_sum.cuh");
 pub(crate) const TREE: &str = include_str!("../../kernels/tree.cuh");

@@ -11,7 +11,7 @@ use crate::device::{Gpu, word};
 use crate::driver::TensorMap;
 use crate::kernel::{
     BF16, Binding, F32, FLOAT, FP8_BLOCK_SCALES, GROUPED_GEMM_OUT, Kernel, Launch, PRELUDE, SIMT_GROUPED_GEMM, SM90,
-    SM90_GROUPED_GEMM, TILES, U32, params,
+    SM90_GROUPED_GEMM, SM90_GROUPED_GEMM_OUT, TILES, U32, params,
 };
 
 const OP: &str = "grouped_gemm";
@@ -34,8 +34,17 @@ const fn tensors(elements: &'static [DType]) -> [Binding; 8] {
     ]
 }
 
-const TENSOR_CORE_CONSTANTS: &[&str] =
-    &["RAGGED_CHAIN", "ACCUMULATE", "A_CHAIN_LAST", "B_CHAIN_LAST", "A_LOAD", "B_LOAD", "TILE_COLUMNS", "STAGES"];
+const TENSOR_CORE_CONSTANTS: &[&str] = &[
+    "RAGGED_CHAIN",
+    "ACCUMULATE",
+    "A_CHAIN_LAST",
+    "B_CHAIN_LAST",
+    "A_LOAD",
+    "B_LOAD",
+    "STORE",
+    "TILE_COLUMNS",
+    "STAGES",
+];
 
 pub(crate) static SM90_BF16_GROUPED_GEMM: Kernel = Kernel {
     name: "sm90_bf16_grouped_gemm",
@@ -47,11 +56,12 @@ pub(crate) static SM90_BF16_GROUPED_GEMM: Kernel = Kernel {
         FP8_BLOCK_SCALES,
         SIMT_GROUPED_GEMM,
         SM90_GROUPED_GEMM,
+        SM90_GROUPED_GEMM_OUT,
         include_str!("../../../kernels/sm90_bf16_grouped_gemm.cu"),
     ],
     params: Params::DECLARATION,
     tensors: &tensors(BF16),
-    maps: 2,
+    maps: 3,
     constants: TENSOR_CORE_CONSTANTS,
 };
 
@@ -65,11 +75,12 @@ pub(crate) static SM90_E4M3_GROUPED_GEMM: Kernel = Kernel {
         FP8_BLOCK_SCALES,
         SIMT_GROUPED_GEMM,
         SM90_GROUPED_GEMM,
+        SM90_GROUPED_GEMM_OUT,
         include_str!("../../../kernels/sm90_e4m3_grouped_gemm.cu"),
     ],
     params: Params::DECLARATION,
     tensors: &tensors(&[DType::E4m3]),
-    maps: 2,
+    maps: 3,
     constants: TENSOR_CORE_CONSTANTS,
 };
 
@@ -98,34 +109,39 @@ const ROW_BYTES: usize = 128;
 const TENSOR_CORE_THREADS: u32 = 384;
 /// Columns of a tile. The wider one needs less shared-memory bandwidth for a product.
 const TILE_COLUMNS: [usize; 2] = [128, 256];
-/// Shared memory for the ring of tiles: 6 stages of the narrower tile, 4 of the wider one.
+/// Shared memory for the ring of tiles: 6 stages of the narrower tile, 4 of the wider one, or 5 stages with FP8 blocks'
+/// scales of a row and a column of the tile each.
 const RING_BYTES: usize = 192 << 10;
+const SCALES_BYTES: usize = 2 * 128 * 4;
+/// A warp's rows of results in sm90_grouped_gemm_out.cuh, and the slots of all eight warps.
+const OUT_ROWS: usize = 16;
+const OUT_BYTES: usize = 8 * 2 * OUT_ROWS * ROW_BYTES;
 /// The first tile is aligned at an atom of the swizzle.
 const ATOM_BYTES: usize = 1024;
 
 /// What the kernel is compiled under for the tests: each kind of product with each way of coming in, and both tiles.
 #[cfg(test)]
 pub(super) const BF16_CONSTANTS: &[&[u32]] = &[
-    &[0, 0, 1, 1, 0, 0, 256, 4],
-    &[0, 0, 1, 1, 1, 0, 256, 4],
-    &[0, 0, 1, 1, 2, 2, 128, 6],
-    &[0, 0, 1, 0, 0, 0, 128, 6],
-    &[0, 1, 1, 0, 1, 0, 256, 4],
-    &[0, 0, 1, 0, 2, 2, 256, 4],
-    &[1, 0, 0, 0, 0, 0, 256, 4],
-    &[1, 1, 0, 0, 0, 1, 128, 6],
-    &[1, 1, 0, 0, 1, 1, 256, 4],
-    &[1, 0, 0, 0, 2, 2, 128, 6],
+    &[0, 0, 1, 1, 0, 0, 0, 256, 4],
+    &[0, 0, 1, 1, 1, 0, 0, 256, 4],
+    &[0, 0, 1, 1, 2, 2, 2, 128, 6],
+    &[0, 0, 1, 0, 0, 0, 0, 128, 6],
+    &[0, 1, 1, 0, 1, 0, 1, 256, 4],
+    &[0, 0, 1, 0, 2, 2, 2, 256, 4],
+    &[1, 0, 0, 0, 0, 0, 0, 256, 4],
+    &[1, 1, 0, 0, 0, 1, 1, 128, 6],
+    &[1, 1, 0, 0, 1, 1, 1, 256, 4],
+    &[1, 1, 0, 0, 2, 2, 2, 128, 6],
 ];
 #[cfg(test)]
 pub(super) const E4M3_CONSTANTS: &[&[u32]] = &[
-    &[0, 0, 1, 1, 0, 0, 128, 6],
-    &[0, 0, 1, 1, 2, 2, 128, 6],
-    &[1, 1, 1, 1, 0, 0, 128, 6],
-    &[1, 0, 1, 1, 2, 2, 128, 6],
+    &[0, 0, 1, 1, 0, 0, 0, 128, 5],
+    &[0, 0, 1, 1, 2, 2, 2, 128, 5],
+    &[1, 1, 1, 1, 0, 0, 1, 128, 5],
+    &[1, 0, 1, 1, 2, 2, 2, 128, 5],
 ];
 
-/// How a factor comes into shared memory: `Load` of sm90_grouped_gemm.cuh.
+/// How a factor comes into shared memory, or a result leaves it: `Load` of sm90_grouped_gemm.cuh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     /// By the copy engine.
@@ -138,6 +154,19 @@ enum Load {
 
 /// What the copy engine and 16-byte copies want of an address and of the distance between rows.
 const ALIGNMENT: usize = 16;
+
+fn aligned(tensor: &Tensor, columns: usize) -> bool {
+    [tensor.offset(), columns].iter().all(|n| (n * tensor.dtype().size()).is_multiple_of(ALIGNMENT))
+}
+
+/// How the result goes out.
+fn store(out: &Tensor, columns: usize, accumulate: bool) -> Load {
+    match accumulate {
+        _ if !aligned(out, columns) => Load::Elements,
+        true => Load::Pieces,
+        false => Load::Boxes,
+    }
+}
 
 /// An operand as the kernels take it: matrices of `rows` x `chain`, with either of them last in memory.
 struct Factor<'a> {
@@ -175,10 +204,8 @@ impl<'a> Factor<'a> {
     }
 
     fn load(&self) -> Load {
-        let bytes = self.elements.dtype().size();
-        let aligned = [self.elements.offset(), self.extents()[0]].iter().all(|n| (n * bytes).is_multiple_of(ALIGNMENT));
         match self.gather {
-            _ if !aligned || self.elements.is_empty() => Load::Elements,
+            _ if self.elements.is_empty() || !aligned(&self.elements, self.extents()[0]) => Load::Elements,
             Some(_) => Load::Pieces,
             None => Load::Boxes,
         }
@@ -266,16 +293,26 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupedGemm<'_>>, model: NumericM
         DType::Bf16 if columns > narrow && tiles([TILE_ROWS, wide]) >= multiprocessors => wide,
         _ => narrow,
     };
-    let stages = RING_BYTES / ((TILE_ROWS + tile_columns) * ROW_BYTES);
-    constants.extend([a.load() as u32, b.load() as u32, word(tile_columns), word(stages)]);
+    let stage = (TILE_ROWS + tile_columns) * ROW_BYTES;
+    let stages = RING_BYTES / (stage + if a.scale_inv.is_some() { SCALES_BYTES } else { 0 });
+    let store = store(op.out, columns, op.accumulate);
+    let out = match store {
+        Load::Boxes => {
+            let wide = ROW_BYTES / op.out.dtype().size();
+            let matrices = if wgrad { groups } else { 1 };
+            gpu.tensor_map(OP, op.out, &[columns, rows, matrices], &[wide, OUT_ROWS, 1])?
+        }
+        Load::Pieces | Load::Elements => TensorMap::default(),
+    };
+    constants.extend([a.load() as u32, b.load() as u32, store as u32, word(tile_columns), word(stages)]);
     gpu.launch(Launch {
         kernel,
         tensors: &tensors,
         constants: &constants,
         params: params.words(),
-        maps: &[a.map(gpu, TILE_ROWS)?, b.map(gpu, tile_columns)?],
+        maps: &[a.map(gpu, TILE_ROWS)?, b.map(gpu, tile_columns)?, out],
         blocks: tiles([TILE_ROWS, tile_columns]).min(multiprocessors) as u64,
         threads: TENSOR_CORE_THREADS,
-        shared: word(RING_BYTES + ATOM_BYTES),
+        shared: word(stages * stage + OUT_BYTES + ATOM_BYTES),
     })
 }

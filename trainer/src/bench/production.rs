@@ -157,7 +157,7 @@ impl Bench<'_> {
                 let (a, b, out) = match kind {
                     GemmKind::Forward => (&x, &w, self.empty(DType::Bf16, &[rows, n])?),
                     GemmKind::Dgrad => (&dy, &w, self.empty(DType::Bf16, &[rows, k])?),
-                    GemmKind::Wgrad => (&dy, &x, self.empty(DType::F32, &[groups, n, k])?),
+                    GemmKind::Wgrad => (&dy, &x, self.empty(DType::Bf16, &[groups, n, k])?),
                 };
                 let (a, b) = (Operand::plain(a), Operand::plain(b));
                 let op = GroupedGemm { kind, a, b, offsets: &offsets, out: &out, accumulate: false };
