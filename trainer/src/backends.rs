@@ -28,7 +28,13 @@ impl TrainOptions {
     }
 
     fn wgpu(&self, numerics: NumericModel) -> WgpuOptions {
-        WgpuOptions { numerics, adapter: self.adapter.clone(), expert_ranks: self.expert_parallel, timeout: PATIENCE }
+        WgpuOptions {
+            numerics,
+            adapter: self.adapter.clone(),
+            expert_ranks: self.expert_parallel,
+            timeout: PATIENCE,
+            ..WgpuOptions::default()
+        }
     }
 
     fn cuda(&self, numerics: NumericModel) -> dropless_core::Result<Vec<Cuda>> {
