@@ -39,6 +39,17 @@ __device__ __forceinline__ void barrier_arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// The same at that barrier of another block of the cluster.
+__device__ __forceinline__ void barrier_arrive_in(u32 block, u64* barrier) {
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+                 "}" ::"r"(shared_address(barrier)),
+                 "r"(block)
+                 : "memory");
+}
+
 // The present phase also waits for this many bytes from the copy engine.
 __device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -68,6 +79,11 @@ __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
 template <u32 ID, u32 COUNT>
 __device__ __forceinline__ void threads_meet() {
     asm volatile("barrier.sync %0, %1;" ::"n"(ID), "n"(COUNT) : "memory");
+}
+
+// All threads of the cluster's blocks.
+__device__ __forceinline__ void cluster_meet() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // ---- Copies ----
@@ -106,6 +122,16 @@ __device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, u64* barr
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
         ::"r"(to), "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+// The same for every block of the cluster whose bit is in `blocks`: to the same place, for the same barrier of each.
+__device__ __forceinline__ void copy_box_to(u16 blocks, u32 to, const TensorMap& map, u64* barrier, u32 x, u32 y,
+                                            u32 z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4, %5}], [%2], %6;"
+        ::"r"(to), "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "h"(blocks)
         : "memory");
 }
 

@@ -46,7 +46,7 @@ __device__ __forceinline__ void multiply(Ring& ring, Place& place, u32 tiles_at,
 
 __device__ __forceinline__ void consume(const Given& given, Ring& ring, u32 tiles_at) {
     const u32 first = first_row();
-    Tiles<TILE_ROWS, TILE_COLUMNS> tiles(given);
+    OutTiles tiles(given);
     Outlet outlet(given, tiles_at);
     Place place;
     Tile tile, next;
@@ -72,15 +72,12 @@ __device__ __forceinline__ void consume(const Given& given, Ring& ring, u32 tile
     outlet.close();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) sm90_bf16_grouped_gemm(const __grid_constant__ Given given) {
+extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, 1)
+    sm90_bf16_grouped_gemm(const __grid_constant__ Given given) {
     begin(given);
     __shared__ Ring ring;
     const u32 tiles_at = ring_base();
-    if (threadIdx.x == 0) {
-        ring.init();
-        prefetch_maps(given);
-    }
-    __syncthreads();
+    open(given, ring);
     if (threadIdx.x < WARPGROUP) {
         registers_give<PRODUCER_REGISTERS>();
         produce<false>(given, ring, tiles_at, [](u32, const Tile&, u32) {});
@@ -88,6 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sm90_bf16_grouped_gemm(
         registers_take<CONSUMER_REGISTERS>();
         consume(given, ring, tiles_at);
     }
+    close();
 }
 
 #else

@@ -64,7 +64,7 @@ __device__ __forceinline__ void multiply(Ring& ring, Place& place, const Scales&
 
 __device__ __forceinline__ void consume(const Given& given, Ring& ring, const Scales& scales, u32 tiles_at) {
     const u32 first = first_row();
-    Tiles<TILE_ROWS, TILE_COLUMNS> tiles(given);
+    OutTiles tiles(given);
     Outlet outlet(given, tiles_at);
     Place place;
     Tile tile;
@@ -83,16 +83,13 @@ __device__ __forceinline__ void consume(const Given& given, Ring& ring, const Sc
     outlet.close();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) sm90_e4m3_grouped_gemm(const __grid_constant__ Given given) {
+extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, 1)
+    sm90_e4m3_grouped_gemm(const __grid_constant__ Given given) {
     begin(given);
     __shared__ Ring ring;
     __shared__ Scales scales;
     const u32 tiles_at = ring_base();
-    if (threadIdx.x == 0) {
-        ring.init();
-        prefetch_maps(given);
-    }
-    __syncthreads();
+    open(given, ring);
     if (threadIdx.x < WARPGROUP) {
         registers_give<PRODUCER_REGISTERS>();
         produce<true>(given, ring, tiles_at, [&](u32 stage, const Tile& tile, u32 term) {
@@ -102,6 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sm90_e4m3_grouped_gemm(
         registers_take<CONSUMER_REGISTERS>();
         consume(given, ring, scales, tiles_at);
     }
+    close();
 }
 
 #else

@@ -15,11 +15,15 @@
 // The copy engine ends a chain at the tensor's edge only. Where a group ends it (Wgrad), the last piece of the chain
 // comes as PIECES, which become zero past the end: what lies there is selected away, not multiplied by zero.
 //
+// Two blocks of a CLUSTER take neighbouring tiles. Where these have the same columns, each block's copy engine brings
+// half of them to both, so that the L2 cache is read for 32 KiB a stage instead of 48. A stage is empty when both have
+// left it.
+//
 // The results go out as sm90_grouped_gemm_out.cuh says, while the producers fill the ring for the next tile.
 //
 // Constants: RAGGED_CHAIN, ACCUMULATE; A_CHAIN_LAST, B_CHAIN_LAST (the chain's dimension is the last in memory);
-// A_LOAD, B_LOAD; STORE; TILE_COLUMNS, STAGES. Params: as tiles.cuh, and a_sources, b_sources (rows to gather from).
-// Maps: a, b, out.
+// A_LOAD, B_LOAD; STORE; TILE_COLUMNS, STAGES; CLUSTER (1, or 2 if both factors are BOXES). Params: as tiles.cuh, and
+// a_sources, b_sources (rows to gather from). Maps: a, b, out.
 
 enum class Load : u32 { BOXES, PIECES, ELEMENTS };
 
@@ -33,6 +37,9 @@ constexpr u32 PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216;
 constexpr u32 ROW_BYTES = 128, PIECE_BYTES = 16, PIECES_OF_ROW = ROW_BYTES / PIECE_BYTES;
 constexpr u32 ELEMENT_BYTES = sizeof(*Given::a);
 constexpr u32 TILE_CHAIN = ROW_BYTES / ELEMENT_BYTES;
+// The part of the columns that each block of a cluster brings.
+constexpr u32 PART_COLUMNS = TILE_COLUMNS / CLUSTER;
+using OutTiles = Tiles<TILE_ROWS, TILE_COLUMNS, CLUSTER == 2>;
 constexpr u32 A_BYTES = TILE_ROWS * ROW_BYTES, B_BYTES = TILE_COLUMNS * ROW_BYTES, STAGE_BYTES = A_BYTES + B_BYTES;
 // In Major::ROWS: 64 rows for the whole piece of the chain.
 constexpr u32 SLAB_ROWS = 64, SLAB_BYTES = TILE_CHAIN * ROW_BYTES;
@@ -66,7 +73,7 @@ struct Ring {
     __device__ void init() {
         for (u32 stage = 0; stage < STAGES; stage++) {
             barrier_init(full + stage, 1);
-            barrier_init(empty + stage, CONSUMERS * WARPGROUP / LANES);
+            barrier_init(empty + stage, CLUSTER * CONSUMERS * WARPGROUP / LANES);
         }
         barrier_init_done();
     }
@@ -74,7 +81,11 @@ struct Ring {
     // By a warp that reads the stage no more.
     __device__ __forceinline__ void leave(u32 stage) {
         __syncwarp();
-        if (lane_id() == 0) barrier_arrive(empty + stage);
+        if constexpr (CLUSTER == 1) {
+            if (lane_id() == 0) barrier_arrive(empty + stage);
+        } else {
+            if (lane_id() < CLUSTER) barrier_arrive_in(lane_id(), empty + stage);
+        }
     }
 
     // By a warp that reads nothing of a chain of this many terms.
@@ -112,8 +123,9 @@ struct Factor {
     bool stacked;
 };
 
-// Brings in tiles of EXTENT rows of a factor. Copies take all threads of a warpgroup.
-template <Load LOAD, Major MAJOR, bool GATHER, u32 EXTENT>
+// Brings in tiles of EXTENT rows of a factor. Copies take all threads of a warpgroup. The copy engine brings PART rows
+// at a time.
+template <Load LOAD, Major MAJOR, bool GATHER, u32 EXTENT, u32 PART>
 class Loader {
     static constexpr u32 ROWS_AT_ONCE = WARPGROUP / PIECES_OF_ROW;
     static constexpr u32 TURNS = EXTENT / ROWS_AT_ONCE;
@@ -130,10 +142,12 @@ class Loader {
 
     __device__ explicit Loader(const Factor& factor) : factor(factor) {}
 
-    // Goes on with rows `first` to `first + count - 1` of a group; rows past them become zero, or anything.
-    __device__ __forceinline__ void begin(u32 group, u32 first, u32 count) {
+    // Goes on with rows `first` to `first + count - 1` of a group; rows past them become zero, or anything. `shared`:
+    // both blocks of the cluster need the same rows.
+    __device__ __forceinline__ void begin(u32 group, u32 first, u32 count, bool shared) {
         row = first;
         rows = count;
+        shares = shared;
         matrix = factor.stacked ? group : 0;
         elements = factor.elements + u64(matrix) * factor.rows * factor.chain * ELEMENT_BYTES;
         if constexpr (KNOWN) {
@@ -177,12 +191,31 @@ class Loader {
     }
 
     __device__ __forceinline__ void load_boxes(u32 to, u64* barrier, u32 term) const {
-        if constexpr (MAJOR == Major::CHAIN) {
-            copy_box(to, *factor.map, barrier, term, row, matrix);
+        if (PART < EXTENT && shares) {
+            const u32 part = blockIdx.x % CLUSTER;
+            load_part(to, part, [&](u32 at, u32 x, u32 y) {
+                copy_box_to((1 << CLUSTER) - 1, at, *factor.map, barrier, x, y, matrix);
+            }, term);
         } else {
 #pragma unroll
-            for (u32 slab = 0; slab < EXTENT / SLAB_ROWS; slab++) {
-                copy_box(to + slab * SLAB_BYTES, *factor.map, barrier, row + slab * SLAB_ROWS, term, matrix);
+            for (u32 part = 0; part < EXTENT / PART; part++) {
+                load_part(to, part, [&](u32 at, u32 x, u32 y) {
+                    copy_box(at, *factor.map, barrier, x, y, matrix);
+                }, term);
+            }
+        }
+    }
+
+    // `copy(at, x, y)` for the boxes of PART rows.
+    template <class Copy>
+    __device__ __forceinline__ void load_part(u32 to, u32 part, Copy copy, u32 term) const {
+        const u32 first = part * PART;
+        if constexpr (MAJOR == Major::CHAIN) {
+            copy(to + first * ROW_BYTES, term, row + first);
+        } else {
+#pragma unroll
+            for (u32 r = 0; r < PART; r += SLAB_ROWS) {
+                copy(to + (first + r) / SLAB_ROWS * SLAB_BYTES, row + first + r, term);
             }
         }
     }
@@ -255,13 +288,14 @@ class Loader {
     u32 row;
     u32 rows;
     u32 matrix;
+    bool shares;
     u32 known[TURNS];
 };
 
 constexpr Major A_MAJOR = A_CHAIN_LAST ? Major::CHAIN : Major::ROWS;
 constexpr Major B_MAJOR = B_CHAIN_LAST ? Major::CHAIN : Major::ROWS;
-using LoaderA = Loader<Load{A_LOAD}, A_MAJOR, a_gather_given, TILE_ROWS>;
-using LoaderB = Loader<Load{B_LOAD}, B_MAJOR, b_gather_given, TILE_COLUMNS>;
+using LoaderA = Loader<Load{A_LOAD}, A_MAJOR, a_gather_given, TILE_ROWS, TILE_ROWS>;
+using LoaderB = Loader<Load{B_LOAD}, B_MAJOR, b_gather_given, TILE_COLUMNS, PART_COLUMNS>;
 
 // Whether threads copy of a piece of the chain of which `left` terms exist.
 __device__ __forceinline__ bool copied(u32 left) { return !(LoaderA::boxes(left) && LoaderB::boxes(left)); }
@@ -278,12 +312,12 @@ __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tile
                false});
     LoaderB b({reinterpret_cast<const u8*>(given.b), given.b_gather, &given.maps[1], p.columns, p.chain, p.b_sources,
                !RAGGED_CHAIN});
-    Tiles<TILE_ROWS, TILE_COLUMNS> tiles(given);
+    OutTiles tiles(given);
     Place place;
     Tile tile;
     for (u64 index = blockIdx.x; tiles.find(index, tile); index += gridDim.x) {
-        a.begin(tile.group, tile.row, tile.rows);
-        b.begin(tile.group, tile.column, min(p.columns - tile.column, TILE_COLUMNS));
+        a.begin(tile.group, tile.row, tile.rows, false);
+        b.begin(tile.group, tile.column, min(p.columns - tile.column, TILE_COLUMNS), tile.shares);
         for (u32 done = 0; done < tile.terms; done += TILE_CHAIN) {
             const u32 left = tile.terms - done, stage = place.stage;
             const bool together = SCALES || copied(left);
@@ -309,11 +343,24 @@ __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tile
     copies_wait_all();
 }
 
-// The maps that the copy engine will use.
-__device__ __forceinline__ void prefetch_maps(const Given& given) {
+// The ring's barriers, and the maps that the copy engine will use, before anything is in the ring.
+__device__ __forceinline__ void open(const Given& given, Ring& ring) {
     constexpr u32 BY[] = {A_LOAD, B_LOAD, STORE};
+    if (threadIdx.x == 0) {
+        ring.init();
 #pragma unroll
-    for (u32 i = 0; i < 3; i++) {
-        if (Load{BY[i]} == Load::BOXES) prefetch(given.maps[i]);
+        for (u32 i = 0; i < 3; i++) {
+            if (Load{BY[i]} == Load::BOXES) prefetch(given.maps[i]);
+        }
+    }
+    __syncthreads();
+    if constexpr (CLUSTER > 1) cluster_meet();
+}
+
+// No block ends while the other one may still reach into its shared memory.
+__device__ __forceinline__ void close() {
+    if constexpr (CLUSTER > 1) {
+        __syncwarp();
+        cluster_meet();
     }
 }

@@ -122,6 +122,14 @@ fn gradient_of_the_weight_over_many_groups() {
     check(GemmKind::Wgrad, 264, 520);
 }
 
+/// Groups of several rows of tiles, an odd number in some: pairs of blocks share columns, or do not.
+#[test]
+fn pairs_of_blocks_share_columns() {
+    for (kind, n, k) in [(GemmKind::Forward, 1032, 72), (GemmKind::Dgrad, 72, 1032)] {
+        Product { kind, fp8: false, gather: false, accumulate: false, n, k, rows: 900, groups: 9 }.check();
+    }
+}
+
 #[test]
 fn fp8_blocks_over_many_groups() {
     for kind in [GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad] {

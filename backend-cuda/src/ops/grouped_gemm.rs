@@ -44,6 +44,7 @@ const TENSOR_CORE_CONSTANTS: &[&str] = &[
     "STORE",
     "TILE_COLUMNS",
     "STAGES",
+    "CLUSTER",
 ];
 
 pub(crate) static SM90_BF16_GROUPED_GEMM: Kernel = Kernel {
@@ -122,23 +123,25 @@ const ATOM_BYTES: usize = 1024;
 /// What the kernel is compiled under for the tests: each kind of product with each way of coming in, and both tiles.
 #[cfg(test)]
 pub(super) const BF16_CONSTANTS: &[&[u32]] = &[
-    &[0, 0, 1, 1, 0, 0, 0, 256, 4],
-    &[0, 0, 1, 1, 1, 0, 0, 256, 4],
-    &[0, 0, 1, 1, 2, 2, 2, 128, 6],
-    &[0, 0, 1, 0, 0, 0, 0, 128, 6],
-    &[0, 1, 1, 0, 1, 0, 1, 256, 4],
-    &[0, 0, 1, 0, 2, 2, 2, 256, 4],
-    &[1, 0, 0, 0, 0, 0, 0, 256, 4],
-    &[1, 1, 0, 0, 0, 1, 1, 128, 6],
-    &[1, 1, 0, 0, 1, 1, 1, 256, 4],
-    &[1, 1, 0, 0, 2, 2, 2, 128, 6],
+    &[0, 0, 1, 1, 0, 0, 0, 256, 4, 2],
+    &[0, 0, 1, 1, 1, 0, 0, 256, 4, 1],
+    &[0, 0, 1, 1, 2, 2, 2, 128, 6, 1],
+    &[0, 0, 1, 0, 0, 0, 0, 128, 6, 2],
+    &[0, 0, 1, 0, 0, 0, 0, 256, 4, 2],
+    &[0, 1, 1, 0, 1, 0, 1, 256, 4, 1],
+    &[0, 0, 1, 0, 2, 2, 2, 256, 4, 1],
+    &[1, 0, 0, 0, 0, 0, 0, 256, 4, 2],
+    &[1, 1, 0, 0, 0, 0, 1, 256, 4, 2],
+    &[1, 1, 0, 0, 0, 1, 1, 128, 6, 1],
+    &[1, 1, 0, 0, 1, 1, 1, 256, 4, 1],
+    &[1, 1, 0, 0, 2, 2, 2, 128, 6, 1],
 ];
 #[cfg(test)]
 pub(super) const E4M3_CONSTANTS: &[&[u32]] = &[
-    &[0, 0, 1, 1, 0, 0, 0, 128, 5],
-    &[0, 0, 1, 1, 2, 2, 2, 128, 5],
-    &[1, 1, 1, 1, 0, 0, 1, 128, 5],
-    &[1, 0, 1, 1, 2, 2, 2, 128, 5],
+    &[0, 0, 1, 1, 0, 0, 0, 128, 5, 1],
+    &[0, 0, 1, 1, 2, 2, 2, 128, 5, 1],
+    &[1, 1, 1, 1, 0, 0, 1, 128, 5, 1],
+    &[1, 0, 1, 1, 2, 2, 2, 128, 5, 1],
 ];
 
 /// How a factor comes into shared memory, or a result leaves it: `Load` of sm90_grouped_gemm.cuh.
@@ -293,6 +296,10 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupedGemm<'_>>, model: NumericM
         DType::Bf16 if columns > narrow && tiles([TILE_ROWS, wide]) >= multiprocessors => wide,
         _ => narrow,
     };
+    // Pairs of blocks share columns, if groups have several rows of tiles.
+    let tall = if wgrad { rows } else { rows / groups };
+    let boxes = a.load() == Load::Boxes && b.load() == Load::Boxes && a.scale_inv.is_none();
+    let cluster = if boxes && tall >= 2 * TILE_ROWS && multiprocessors > 1 { 2 } else { 1 };
     let stage = (TILE_ROWS + tile_columns) * ROW_BYTES;
     let stages = RING_BYTES / (stage + if a.scale_inv.is_some() { SCALES_BYTES } else { 0 });
     let store = store(op.out, columns, op.accumulate);
@@ -304,14 +311,14 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupedGemm<'_>>, model: NumericM
         }
         Load::Pieces | Load::Elements => TensorMap::default(),
     };
-    constants.extend([a.load() as u32, b.load() as u32, store as u32, word(tile_columns), word(stages)]);
+    constants.extend([a.load() as u32, b.load() as u32, store as u32, word(tile_columns), word(stages), word(cluster)]);
     gpu.launch(Launch {
         kernel,
         tensors: &tensors,
         constants: &constants,
         params: params.words(),
-        maps: &[a.map(gpu, TILE_ROWS)?, b.map(gpu, tile_columns)?, out],
-        blocks: tiles([TILE_ROWS, tile_columns]).min(multiprocessors) as u64,
+        maps: &[a.map(gpu, TILE_ROWS)?, b.map(gpu, tile_columns / cluster)?, out],
+        blocks: (tiles([TILE_ROWS, tile_columns]).div_ceil(cluster).min(multiprocessors / cluster) * cluster) as u64,
         threads: TENSOR_CORE_THREADS,
         shared: word(stages * stage + OUT_BYTES + ATOM_BYTES),
     })
