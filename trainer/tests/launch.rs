@@ -87,6 +87,29 @@ fn only_ranks_of_cuda_are_processes() {
 }
 
 #[test]
+fn processes_say_why_they_cannot_be_ranks_of_cuda() {
+    if dropless_cuda::usable() {
+        return;
+    }
+    let arguments = ["launch", "--nproc", "2", "--", "train"];
+    let directory = tempfile::tempdir().unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_dropless")).args(arguments).current_dir(directory.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("error: cuda: no "), "{output:?}");
+}
+
+#[test]
+fn the_number_of_ranks_is_one_that_a_machine_can_have() {
+    for ranks in ["0", "257", "100000"] {
+        let output = launch(ranks, "touch started");
+        assert_eq!(output.status.code(), Some(2));
+        let lines = lines(&output.stderr);
+        assert!(lines.len() == 1 && lines[0].contains("not in 1..=256"), "{lines:?}");
+    }
+}
+
+#[test]
 fn the_code_of_the_first_rank_that_fails_is_that_of_the_launch() {
     // Rank 1 fails first; rank 0 then sees it and ends with a code of its own, in the time that it is given.
     let dir = tempfile::tempdir().unwrap();

@@ -26,11 +26,13 @@ const NOTICE: Duration = Duration::from_secs(3);
 const GRACE: Duration = Duration::from_secs(5);
 /// How often the ranks are looked at.
 const POLL: Duration = Duration::from_millis(20);
+/// More than any machine has GPUs: what is above must be a slip, and would take the machine's processes from everyone.
+const MOST_RANKS: i64 = 256;
 
 #[derive(Debug, Args)]
 pub(super) struct LaunchArgs {
     /// Ranks: a process and a GPU each
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MOST_RANKS))]
     nproc: u32,
     /// Port at which rank 0 waits for the others [default: a free one]
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(u16).range(1..))]

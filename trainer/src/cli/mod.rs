@@ -107,7 +107,7 @@ enum ExchangeName {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum BackendName {
-    /// cuda if it can be had here, else host
+    /// cuda if it can be had here or a launcher started several processes, else host
     Auto,
     /// CPU threads
     Host,
@@ -130,8 +130,13 @@ enum SimdName {
 impl Machine {
     /// The options for a run in `out`.
     fn options(&self, out: PathBuf, resume: bool) -> Result<TrainOptions> {
-        let backend = self.backend.kind();
-        let world = match World::from_environment() {
+        let world = World::from_environment();
+        let backend = match self.backend {
+            // Several processes can only be ranks of cuda; where it cannot be had, they should say why.
+            BackendName::Auto if matches!(world, Ok(Some(World { ranks: 2.., .. }))) => BackendKind::Cuda,
+            name => name.kind(),
+        };
+        let world = match world {
             found if backend == BackendKind::Cuda => found?,
             Ok(Some(World { ranks: 2.., .. })) => {
                 let what = "a launcher started several processes, but only the ranks of --backend cuda have one each; \
