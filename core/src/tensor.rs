@@ -137,7 +137,8 @@ impl Tensor {
     /// [`crate::Error::Argument`] when the number of elements differs.
     pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
         ensure(
-            shape.iter().product::<usize>() == self.len(),
+            // A product that does not fit is not the length, whatever is left of it.
+            shape.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent)) == Some(self.len()),
             "reshape",
             "shape",
             || format!("{} elements as in {:?}", self.len(), self.shape),
@@ -187,6 +188,14 @@ mod tests {
 
     fn bytes(shape: &[usize]) -> Tensor {
         Tensor::from_storage(Arc::new(()), shape, DType::E4m3, Memory::Device)
+    }
+
+    #[test]
+    fn a_shape_with_another_number_of_elements_is_refused() {
+        assert_eq!(bytes(&[6, 4]).reshape(&[8, 3]).map(|x| x.shape().to_vec()).ok(), Some(vec![8, 3]));
+        for shape in [&[5, 5][..], &[], &[1 << 63, 2, 24], &[usize::MAX, usize::MAX, 24]] {
+            assert!(bytes(&[6, 4]).reshape(shape).is_err(), "{shape:?}");
+        }
     }
 
     #[test]
