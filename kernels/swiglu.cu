@@ -1,5 +1,4 @@
-// SwiGLU: NUMERICS.md, "Row-wise ops". The threads take the runs of the rows
-// that count in turn.
+// SwiGLU: NUMERICS.md, "Row-wise ops". The threads take the runs of the rows that count in turn.
 
 template <bool VECTOR>
 __device__ __forceinline__ void swiglu_run(const Given& given, Place place) {

@@ -9,10 +9,9 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::BACKEND;
 use crate::driver::{self, Context, During, Event, Function, Kind, Stream, TensorMap, TensorMapShape};
-use crate::graph::Capture;
 use crate::jit::Jit;
 use crate::kernel::Variant;
-use crate::memory::{self, Pool};
+use crate::memory::{self, Pool, Pools};
 use crate::progress::Progress;
 
 /// What `dropless doctor` says of a device.
@@ -66,7 +65,8 @@ fn report(ordinal: i32) -> Result<DeviceReport> {
     Ok(DeviceReport { index, name, capability, memory, refused })
 }
 
-/// An extent as the kernels take it. Only an empty tensor has one past 2^32, and nothing is read of it.
+/// An extent as the kernels take it. Only an empty tensor has one past 2^32 (a launch refuses others), and nothing is
+/// read of it.
 pub(crate) fn word(extent: usize) -> u32 {
     u32::try_from(extent).unwrap_or(u32::MAX)
 }
@@ -90,10 +90,9 @@ pub(crate) struct Gpu {
     compute: Stream,
     comm: Stream,
     offload: Stream,
-    device_pool: Arc<Pool>,
-    pinned_pool: Arc<Pool>,
-    /// The graph that is being recorded.
-    pub(crate) capture: Mutex<Option<Capture>>,
+    pools: Pools,
+    /// The memory of the graph that is being recorded.
+    pub(crate) capture: Mutex<Option<Pools>>,
     /// Last, so that everything above goes first.
     context: Context,
 }
@@ -122,8 +121,7 @@ impl Gpu {
             compute: Stream::new()?,
             comm: Stream::new()?,
             offload: Stream::new()?,
-            device_pool: Pool::new(Kind::Device),
-            pinned_pool: Pool::new(Kind::Pinned),
+            pools: Pools::new(),
             capture: Mutex::default(),
             context,
         }))
@@ -176,29 +174,48 @@ impl Gpu {
 
     /// After a launch: in the synchronous mode, waits for it.
     pub(crate) fn launched(&self, op: &'static str, queue: Queue) -> Result<()> {
-        if self.synchronous && self.capture.lock().is_none() { self.wait(op, queue) } else { Ok(()) }
+        if self.synchronous && !self.recording() { self.wait(op, queue) } else { Ok(()) }
+    }
+
+    /// Whether work is recorded for a graph and not run.
+    pub(crate) fn recording(&self) -> bool {
+        self.capture.lock().is_some()
+    }
+
+    /// Waits for every stream and gives memory back to the driver that is kept for tensors to come. Not while work is
+    /// recorded, which a wait would end.
+    pub(crate) fn trim(&self, op: &'static str, kind: Kind) -> Result<()> {
+        self.synchronize(op)?;
+        self.pools.of(kind).trim();
+        Ok(())
     }
 
     /// Where new tensors come from.
     pub(crate) fn pool(&self, kind: Kind) -> Arc<Pool> {
-        match kind {
-            Kind::Device => self.capture.lock().as_ref().map_or(&self.device_pool, |capture| &capture.pool).clone(),
-            Kind::Pinned => self.pinned_pool.clone(),
-        }
+        self.capture.lock().as_ref().unwrap_or(&self.pools).of(kind).clone()
     }
 
     /// Where the memory of a tensor from `home` goes: a graph that is being recorded keeps what its work uses.
     pub(crate) fn recycle(&self, home: &Arc<Pool>) -> Arc<Pool> {
         let capture = self.capture.lock();
         match &*capture {
-            Some(capture) if Arc::ptr_eq(home, &self.device_pool) => capture.pool.clone(),
+            Some(capture) if Arc::ptr_eq(home, self.pools.of(home.kind)) => capture.of(home.kind).clone(),
             _ => home.clone(),
         }
     }
 
+    /// What a tensor that `queue` has used waits for before its memory is given out again.
+    pub(crate) fn fence(&self, queue: Queue) -> Result<Option<Event>> {
+        const OP: &str = "drop";
+        let stream = self.stream(queue);
+        // A recording began when all work was done, and cannot wait for a stream that takes no part in it.
+        let done = self.recording() && !stream.is_recorded(OP)?;
+        if done { Ok(None) } else { Event::record(OP, stream).map(Some) }
+    }
+
     /// Bytes of device memory that came from the driver, and bytes of living tensors.
     pub(crate) fn usage(&self) -> (u64, u64) {
-        self.device_pool.usage()
+        self.pools.of(Kind::Device).usage()
     }
 
     /// A tensor for intermediate results.
@@ -262,5 +279,13 @@ impl Gpu {
         let cubin = self.jit.cubin(name, &variant.source())?;
         let function = Arc::new(Function::load(name, &cubin)?);
         Ok(self.functions.write().entry(variant).or_insert(function).clone())
+    }
+}
+
+impl Drop for Gpu {
+    /// What follows gives back memory and kernels that work under way still uses.
+    fn drop(&mut self) {
+        // A failure is reported to whoever waits.
+        let _ = self.bind("drop").and_then(|()| self.synchronize("drop"));
     }
 }

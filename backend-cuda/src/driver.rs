@@ -126,6 +126,13 @@ impl Stream {
         unsafe { result::stream::synchronize(self.0) }.during(op)
     }
 
+    /// Whether the work queued here becomes a part of a graph.
+    pub(crate) fn is_recorded(&self, op: &'static str) -> Result<bool> {
+        // SAFETY: the stream lives.
+        let status = unsafe { result::stream::is_capturing(self.0) }.during(op)?;
+        Ok(status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE)
+    }
+
     /// Later work here starts after `event`.
     pub(crate) fn wait(&self, op: &'static str, event: &Event) -> Result<()> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;

@@ -10,20 +10,15 @@ use dropless_core::{Queue, Result};
 
 use crate::device::Gpu;
 use crate::driver::{During, Event, Kind};
-use crate::memory::Pool;
-
-/// The memory of a graph that is being recorded.
-#[derive(Debug)]
-pub(crate) struct Capture {
-    pub(crate) pool: Arc<Pool>,
-}
+use crate::memory::Pools;
 
 /// A recorded piece of work, with the memory of its intermediate results.
 #[derive(Debug)]
 pub struct Graph {
     executable: sys::CUgraphExec,
+    /// Goes before the device, whose context it needs to give memory back.
+    _memory: Pools,
     gpu: Arc<Gpu>,
-    _pool: Arc<Pool>,
 }
 
 // SAFETY: the driver allows any thread to launch a graph; `launch` takes it one at a time.
@@ -35,11 +30,12 @@ impl Graph {
     /// Records what `work` queues, without running it.
     pub(crate) fn record(gpu: &Arc<Gpu>, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         gpu.bind(OP)?;
-        gpu.synchronize(OP)?;
-        let pool = Pool::new(Kind::Device);
+        // The graph finds no use for what is kept outside of it.
+        gpu.trim(OP, Kind::Device)?;
+        let memory = Pools::new();
         let stream = gpu.stream(Queue::Compute);
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        *gpu.capture.lock() = Some(Capture { pool: pool.clone() });
+        *gpu.capture.lock() = Some(memory.clone());
         // SAFETY: the stream lives.
         let begun = unsafe { result::stream::begin_capture(stream.0, mode) }.during(OP);
         let worked = begun.and_then(|()| work()).and_then(|()| {
@@ -58,7 +54,7 @@ impl Graph {
             let _ = result::graph::destroy(graph);
             made?;
         }
-        Ok(Graph { executable, gpu: gpu.clone(), _pool: pool })
+        Ok(Graph { executable, _memory: memory, gpu: gpu.clone() })
     }
 
     /// Queues the recorded work.
@@ -75,9 +71,7 @@ impl Graph {
 /// Lets the compute stream wait for a stream that takes part in the recording.
 fn join(gpu: &Gpu, queue: Queue) -> Result<()> {
     let stream = gpu.stream(queue);
-    // SAFETY: the stream lives.
-    let status = unsafe { result::stream::is_capturing(stream.0) }.during(OP)?;
-    if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
+    if stream.is_recorded(OP)? {
         gpu.stream(Queue::Compute).wait(OP, &Event::record(OP, stream)?)?;
     }
     Ok(())

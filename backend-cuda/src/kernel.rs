@@ -211,6 +211,16 @@ pub(crate) struct Launch<'a> {
     pub(crate) shared: u32,
 }
 
+/// Kernels take extents as u32.
+fn fits(op: &'static str, field: &'static str, tensor: &Tensor) -> Result<()> {
+    let (rows, columns) = (tensor.rows(), tensor.cols());
+    if tensor.is_empty() || u32::try_from(rows.max(columns)).is_ok() {
+        return Ok(());
+    }
+    let expected = "less than 2^32 rows, and as many columns".into();
+    Err(Error::Argument { op, field, expected, found: format!("{tensor:?}") })
+}
+
 /// Static shared memory is part of this, which every kernel has without asking.
 const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 
@@ -230,6 +240,9 @@ impl Gpu {
             "{op}: {types:?}"
         );
         debug_assert_eq!((kernel.constants.len(), kernel.maps), (constants.len(), maps.len()), "{op}");
+        for (binding, tensor) in kernel.tensors.iter().zip(tensors) {
+            tensor.map_or(Ok(()), |tensor| fits(op, binding.name, tensor))?;
+        }
         let what = || format!("needs {blocks} thread blocks");
         let blocks = i32::try_from(blocks).map_err(|_| Error::Device { backend: BACKEND, op, what: what() })?;
         if blocks == 0 {
@@ -256,5 +269,26 @@ impl Gpu {
         // kept until the stream is done with it.
         unsafe { function.launch(op, self.stream(queue), blocks.unsigned_abs(), threads, shared, &arguments) }?;
         self.launched(op, queue)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dropless_core::Memory;
+
+    use super::*;
+
+    #[test]
+    fn extents_are_words() {
+        let of = |shape: &[usize]| Tensor::from_storage(Arc::new(()), shape, DType::Bf16, Memory::Device);
+        let most = u32::MAX as usize;
+        for shape in [&[][..], &[most], &[most, most], &[2, most / 2, 7], &[0, most + 1], &[most + 1, 2, 0]] {
+            assert!(fits("op", "x", &of(shape)).is_ok(), "{shape:?}");
+        }
+        for shape in [&[most + 1][..], &[most + 1, 1], &[1, most + 1], &[1 << 16, 1 << 16, 1]] {
+            assert!(fits("op", "x", &of(shape)).is_err(), "{shape:?}");
+        }
+        let error = fits("fill", "out", &of(&[1 << 32])).unwrap_err().to_string();
+        assert_eq!(error, "fill: out is Bf16[4294967296], expected less than 2^32 rows, and as many columns");
     }
 }

@@ -32,7 +32,7 @@ struct Block {
 /// Free blocks by size.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    kind: Kind,
+    pub(crate) kind: Kind,
     free: Mutex<BTreeMap<usize, Vec<Block>>>,
     /// Bytes that came from the driver.
     held: AtomicU64,
@@ -59,9 +59,10 @@ impl Pool {
         self.free.lock().entry(block.bytes).or_default().push(block);
     }
 
-    /// Gives free blocks back to the driver. The device must have no work left.
-    fn trim(&self) {
-        for block in std::mem::take(&mut *self.free.lock()).into_values().flatten() {
+    /// Gives free blocks back to the driver. The device must have no work left that uses them.
+    pub(crate) fn trim(&self) {
+        let free = std::mem::take(&mut *self.free.lock());
+        for block in free.into_values().flatten() {
             self.held.fetch_sub(block.bytes as u64, Ordering::Relaxed);
             driver::release(self.kind, block.address);
         }
@@ -79,12 +80,32 @@ impl Drop for Pool {
     }
 }
 
+/// A pool of each kind: those of a device, or of a graph.
+#[derive(Clone, Debug)]
+pub(crate) struct Pools {
+    device: Arc<Pool>,
+    pinned: Arc<Pool>,
+}
+
+impl Pools {
+    pub(crate) fn new() -> Pools {
+        Pools { device: Pool::new(Kind::Device), pinned: Pool::new(Kind::Pinned) }
+    }
+
+    pub(crate) fn of(&self, kind: Kind) -> &Arc<Pool> {
+        match kind {
+            Kind::Device => &self.device,
+            Kind::Pinned => &self.pinned,
+        }
+    }
+}
+
 /// The memory of a tensor.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    gpu: Arc<Gpu>,
-    /// Where the block goes in the end.
+    /// Where the block goes in the end. Goes before the device, whose context it needs to give memory back.
     pool: Arc<Pool>,
+    gpu: Arc<Gpu>,
     block: Option<Block>,
     /// Bit q: queue q has used it.
     used: AtomicU8,
@@ -116,7 +137,8 @@ pub(crate) fn alloc(gpu: &Arc<Gpu>, dtype: DType, shape: &[usize], memory: Memor
         },
     };
     gpu.bind(OP)?;
-    let bytes = wanted.filter(|&n| n as u64 <= gpu.memory_bytes).ok_or_else(|| refused(0))?;
+    let most = usize::try_from(gpu.memory_bytes).unwrap_or(usize::MAX);
+    let bytes = wanted.filter(|&n| n <= most).ok_or_else(|| refused(most))?;
     let size = rounded(bytes);
     let pool = gpu.pool(kind);
     let block = match pool.take(size) {
@@ -125,9 +147,10 @@ pub(crate) fn alloc(gpu: &Arc<Gpu>, dtype: DType, shape: &[usize], memory: Memor
             let address = match driver::allocate(kind, size)? {
                 Some(address) => address,
                 None => {
-                    // What is kept for other sizes may be enough.
-                    gpu.synchronize(OP)?;
-                    pool.trim();
+                    // What is kept for other sizes may be enough. What a recording keeps is its graph's.
+                    if !gpu.recording() {
+                        gpu.trim(OP, kind)?;
+                    }
                     let available = driver::memory_info()?.0;
                     driver::allocate(kind, size)?.ok_or_else(|| refused(available))?
                 }
@@ -177,8 +200,8 @@ impl Drop for Buffer {
         let mut fenced = self.gpu.bind("drop").is_ok();
         for queue in [Queue::Comm, Queue::Offload] {
             if used & bit(queue) != 0 {
-                match Event::record("drop", self.gpu.stream(queue)) {
-                    Ok(event) => block.fences.push(event),
+                match self.gpu.fence(queue) {
+                    Ok(event) => block.fences.extend(event),
                     Err(_) => fenced = false,
                 }
             }
@@ -189,8 +212,18 @@ impl Drop for Buffer {
     }
 }
 
+/// A recorded copy would find the caller's bytes at every launch, long after they are gone.
+fn not_recorded(op: &'static str, gpu: &Gpu) -> Result<()> {
+    if gpu.recording() {
+        let what = "memory of the host cannot be read or written while work is recorded".into();
+        return Err(Error::Device { backend: BACKEND, op, what });
+    }
+    Ok(())
+}
+
 /// Copies bytes into a tensor, after the compute stream's work so far. The bytes are the caller's again on return.
 pub(crate) fn write(op: &'static str, gpu: &Arc<Gpu>, tensor: &Tensor, bytes: &[u8]) -> Result<()> {
+    not_recorded(op, gpu)?;
     gpu.bind(op)?;
     let to = addresses(op, gpu, tensor, Queue::Compute)?;
     settle(op, gpu, tensor)?;
@@ -202,6 +235,7 @@ pub(crate) fn write(op: &'static str, gpu: &Arc<Gpu>, tensor: &Tensor, bytes: &[
 
 /// Waits for the compute stream, and copies a tensor's bytes out.
 pub(crate) fn read(op: &'static str, gpu: &Arc<Gpu>, tensor: &Tensor, bytes: &mut [u8]) -> Result<()> {
+    not_recorded(op, gpu)?;
     gpu.bind(op)?;
     let from = addresses(op, gpu, tensor, Queue::Compute)?;
     settle(op, gpu, tensor)?;

@@ -1,5 +1,5 @@
 //! Where the time of a step goes, from events before and after each op. Nothing waits for them: they are read once the
-//! device is done anyway.
+//! device is done anyway. They are there from the first look on: events that nobody looks at would pile up.
 
 use std::time::Duration;
 
@@ -27,6 +27,8 @@ pub(crate) struct Timer(Mutex<Spans>);
 
 #[derive(Debug, Default)]
 struct Spans {
+    /// Somebody looks.
+    wanted: bool,
     queued: Vec<Span>,
     /// Events that can be recorded again.
     free: Vec<Event>,
@@ -50,7 +52,7 @@ impl Timer {
     /// Queues an op, and the events around it.
     pub(crate) fn time(&self, gpu: &Gpu, work: Work, op: impl FnOnce() -> Result<()>) -> Result<()> {
         // The events of a recording would be passed at every launch.
-        if gpu.capture.lock().is_some() {
+        if !self.0.lock().wanted || gpu.recording() {
             return op();
         }
         let queue = if matches!(work, Work::Exchange(_)) { Queue::Comm } else { Queue::Compute };
@@ -72,6 +74,7 @@ impl Timer {
     pub(crate) fn take(&self, gpu: &Gpu) -> Result<Timings> {
         gpu.bind(OP)?;
         let mut spans = self.0.lock();
+        spans.wanted = true;
         let (mut done, mut rest) = (Vec::new(), Vec::new());
         for span in spans.queued.drain(..) {
             if rest.is_empty() && span.end.passed(OP)? { done.push(span) } else { rest.push(span) }

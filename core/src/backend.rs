@@ -160,7 +160,7 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     fn wait(&self) -> Result<()>;
 
     /// Where the time went of the work that [`wait`](Backend::wait) waited for since the last call of this; None where it is
-    /// not measured. Does not block.
+    /// not measured. The first call begins to measure. Does not block.
     ///
     /// # Errors
     /// A failure of the device.

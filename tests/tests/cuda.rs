@@ -90,10 +90,13 @@ fn layers_have_the_bits_of_the_host() {
 }
 
 #[test]
-fn a_read_cannot_be_recorded() {
+fn memory_of_the_caller_cannot_be_recorded() {
     let Some(cuda) = open() else { return };
     let x = (&cuda as &dyn Backend).upload(DType::F32, &[1], &[1f32]).unwrap();
-    assert!(cuda.capture(|| cuda.read(&x, &mut [0; 4])).is_err());
+    for recorded in [cuda.capture(|| cuda.write(&x, &[0; 4])), cuda.capture(|| cuda.read(&x, &mut [0; 4]))] {
+        let error = recorded.unwrap_err().to_string();
+        assert!(error.ends_with("memory of the host cannot be read or written while work is recorded"), "{error}");
+    }
     // What was not recorded leaves the backend as it was.
     Fill { out: &x, value: 2.0 }.run(&cuda).unwrap();
     assert_eq!((&cuda as &dyn Backend).download::<f32>(&x).unwrap(), [2.0]);
@@ -126,11 +129,63 @@ fn memory_that_is_not_there_is_an_error_and_not_the_end() {
     let half = available / 2;
     for _ in 0..3 {
         let x = cuda.alloc(DType::E4m3, &[half], Memory::Device).unwrap();
-        Fill { out: &cuda.alloc(DType::F32, &[half / 16], Memory::Device).unwrap(), value: 1.0 }.run(&cuda).unwrap();
+        let filled = cuda.alloc(DType::F32, &[4, half / 64], Memory::Device).unwrap();
+        Fill { out: &filled, value: 1.0 }.run(&cuda).unwrap();
         drop(x);
         drop(cuda.alloc(DType::E4m3, &[half + half / 4], Memory::Device).unwrap());
     }
     cuda.wait().unwrap();
+}
+
+#[test]
+fn memory_of_the_host_that_a_graph_uses_is_its_own() {
+    let Some(cuda) = open() else { return };
+    let backend: &dyn Backend = &cuda;
+    let x = backend.upload(DType::F32, &[64], &[1f32; 64]).unwrap();
+    let mut graph = cuda
+        .capture(|| {
+            let saved = cuda.alloc(DType::F32, &[64], Memory::Host)?;
+            cuda.wait_for(Queue::Offload, &cuda.record(Queue::Compute)?)?;
+            Offload { from: &x, to: &saved }.run(&cuda)
+        })
+        .unwrap();
+    let mine = cuda.alloc(DType::F32, &[64], Memory::Host).unwrap();
+    cuda.write(&mine, &[0; 256]).unwrap();
+    graph.launch().unwrap();
+    cuda.wait().unwrap();
+    assert_eq!(backend.download::<f32>(&mine).unwrap(), [0f32; 64]);
+}
+
+#[test]
+fn a_graph_that_needs_more_memory_than_there_is_says_so() {
+    let Some(cuda) = open() else { return };
+    let half = usize::try_from(cuda.caps().max_buffer_bytes).unwrap() / 2;
+    // What is kept outside is given up for a recording.
+    drop(cuda.alloc(DType::E4m3, &[half], Memory::Device).unwrap());
+    let more = || cuda.alloc(DType::E4m3, &[half + half / 4], Memory::Device);
+    drop(cuda.capture(|| more().map(drop)).unwrap());
+    let recorded = cuda.capture(|| {
+        let _first = more()?;
+        more().map(drop)
+    });
+    assert!(matches!(recorded, Err(Error::Capacity { .. })), "{recorded:?}");
+    cuda.wait().unwrap();
+}
+
+#[test]
+fn an_extent_past_32_bits_is_refused() {
+    let Some(cuda) = open() else { return };
+    let x = cuda.alloc(DType::Bf16, &[1 << 32], Memory::Device).unwrap();
+    let error = Fill { out: &x, value: 1.0 }.run(&cuda).unwrap_err().to_string();
+    assert_eq!(error, "fill: out is Bf16[4294967296], expected less than 2^32 rows, and as many columns");
+    // The same elements as rows and columns.
+    let rows = x.reshape(&[1 << 16, 1 << 16]).unwrap();
+    Fill { out: &rows, value: 1.0 }.run(&cuda).unwrap();
+    let ends = [0, (1 << 16) - 1].map(|row| {
+        let row = (&cuda as &dyn Backend).download::<u16>(&rows.index(row).unwrap()).unwrap();
+        [row[0], row[(1 << 16) - 1]]
+    });
+    assert_eq!(ends, [[0x3F80; 2]; 2]);
 }
 
 #[test]
