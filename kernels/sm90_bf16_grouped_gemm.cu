@@ -10,19 +10,52 @@ constexpr u32 STEP = 16, STEPS = TILE_CHAIN / STEP;
 // From one step of an operand to the next.
 __device__ constexpr u32 step_bytes(Major major) { return STEP * (major == Major::CHAIN ? ELEMENT_BYTES : ROW_BYTES); }
 
-// The products of a tile's chain for the 64 rows from `first` on. The last of them are under way at the end.
-__device__ __forceinline__ void multiply(Ring& ring, Place& place, u32 tiles_at, u32 first, u32 terms,
-                                         float (&d)[TILE_COLUMNS / 2]) {
-    for (u32 done = 0; done < terms; done += TILE_CHAIN) {
-        const u32 left = terms - done, steps = ceil_div(min(left, TILE_CHAIN), STEP);
-        barrier_wait(ring.full + place.stage, place.parity);
-        if (copied(left)) fence_async();
-        const u32 at = tiles_at + place.stage * STAGE_BYTES;
+// A tile with no more columns than this takes instructions of as many.
+constexpr u32 FEW_COLUMNS = 128;
+
+// A consumer warpgroup's state.
+struct Consumer {
+    const Given& given;
+    Ring& ring;
+    const u32 tiles_at;
+    // The warpgroup's first row of a tile.
+    const u32 first;
+    Outlet outlet;
+    Place place;
+
+    // The results of a tile's first COLUMNS columns. `meanwhile` runs beside the last products.
+    template <u32 COLUMNS, class Meanwhile>
+    __device__ __forceinline__ void make(const Tile& tile, Meanwhile meanwhile) {
+        float d[COLUMNS / 2];
+#pragma unroll
+        for (u32 i = 0; i < COLUMNS / 2; i++) d[i] = 0.0f;
+        for (u32 done = 0; done < tile.terms; done += TILE_CHAIN) {
+            const u32 left = tile.terms - done;
+            barrier_wait(ring.full + place.stage, place.parity);
+            if (copied(left)) fence_async();
+            multiply<COLUMNS>(min(left, TILE_CHAIN), d);
+            // One group stays under way, so that the tensor cores do not wait for this warpgroup.
+            wgmma_wait<1>(d);
+            if (done > 0) ring.leave(place.before());
+            place.advance();
+        }
+        meanwhile();
+        wgmma_wait<0>(d);
+        if (tile.terms > 0) ring.leave(place.before());
+        // Without a term nothing is added, not even zero.
+        if (tile.terms > 0 || !ACCUMULATE) outlet.put(tile, first + warp_row(), d);
+    }
+
+   private:
+    // The products of a stage that holds so many terms of the chain.
+    template <u32 COLUMNS>
+    __device__ __forceinline__ void multiply(u32 terms, float (&d)[COLUMNS / 2]) const {
+        const u32 at = tiles_at + place.stage * STAGE_BYTES, steps = ceil_div(terms, STEP);
         const u64 a = descriptor(at + first * ROW_BYTES, SLAB_BYTES);
         const u64 b = descriptor(at + A_BYTES, SLAB_BYTES);
         const auto step = [&](u32 i) {
-            Wgmma<TILE_COLUMNS>::bf16_shared<A_MAJOR, B_MAJOR>(d, advanced(a, i * step_bytes(A_MAJOR)),
-                                                              advanced(b, i * step_bytes(B_MAJOR)), true);
+            Wgmma<COLUMNS>::template bf16_shared<A_MAJOR, B_MAJOR>(d, advanced(a, i * step_bytes(A_MAJOR)),
+                                                                  advanced(b, i * step_bytes(B_MAJOR)), true);
         };
         if (steps == STEPS) {
             wgmma_begin(d);
@@ -37,39 +70,27 @@ __device__ __forceinline__ void multiply(Ring& ring, Place& place, u32 tiles_at,
                 wgmma_commit();
             }
         }
-        // One group stays under way, so that the tensor cores do not wait for this warpgroup.
-        wgmma_wait<1>(d);
-        if (done > 0) ring.leave(place.before());
-        place.advance();
     }
-}
+};
 
 __device__ __forceinline__ void consume(const Given& given, Ring& ring, u32 tiles_at) {
-    const u32 first = first_row();
     OutTiles tiles(given);
-    Outlet outlet(given, tiles_at);
-    Place place;
+    Consumer consumer{given, ring, tiles_at, first_row(), Outlet(given, tiles_at), Place()};
     Tile tile, next;
     u64 index = blockIdx.x;
-    float d[TILE_COLUMNS / 2];
-    for (bool more = tiles.find(index, tile); more; tile = next) {
-        index += gridDim.x;
-        const bool kept = ACCUMULATE && tile.terms == 0;
-        if (kept || first >= tile.rows) {
-            ring.skip(place, tile.terms);
-            more = tiles.find(index, next);
-            continue;
+    bool more = tiles.find(index, tile);
+    const auto find_next = [&] { more = tiles.find(index += gridDim.x, next); };
+    for (; more; tile = next) {
+        if (consumer.first >= tile.rows) {
+            ring.skip(consumer.place, tile.terms);
+            find_next();
+        } else if (TILE_COLUMNS > FEW_COLUMNS && given.params.columns - tile.column <= FEW_COLUMNS) {
+            consumer.make<FEW_COLUMNS>(tile, find_next);
+        } else {
+            consumer.make<TILE_COLUMNS>(tile, find_next);
         }
-#pragma unroll
-        for (u32 i = 0; i < TILE_COLUMNS / 2; i++) d[i] = 0.0f;
-        multiply(ring, place, tiles_at, first, tile.terms, d);
-        // The tensor cores need not wait for this, either.
-        more = tiles.find(index, next);
-        wgmma_wait<0>(d);
-        if (tile.terms > 0) ring.leave(place.before());
-        outlet.put(tile, first + warp_row(), d);
     }
-    outlet.close();
+    consumer.outlet.close();
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, 1)

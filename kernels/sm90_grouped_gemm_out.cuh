@@ -46,7 +46,6 @@ __device__ __forceinline__ float4 load_shared_16(u32 from) {
 class Outlet {
     // Lanes go through the pieces of a slot, eight neighbours to a row.
     static constexpr u32 TURNS = OUT_ROWS * PIECES_OF_ROW / LANES;
-    static constexpr u32 SLOTS_OF_TILE = TILE_COLUMNS / OUT_COLUMNS;
 
    public:
     __device__ explicit Outlet(const Given& given, u32 tiles_at) : given(given) {
@@ -54,8 +53,9 @@ class Outlet {
         slots = tiles_at + STAGES * STAGE_BYTES + warp * OUT_SLOTS * OUT_SLOT_BYTES;
     }
 
-    // The warp's rows, from `first` of the tile on.
-    __device__ __forceinline__ void put(const Tile& tile, u32 first, const float (&d)[TILE_COLUMNS / 2]) {
+    // The warp's rows, from `first` of the tile on, for the first 2 COUNT columns.
+    template <u32 COUNT>
+    __device__ __forceinline__ void put(const Tile& tile, u32 first, const float (&d)[COUNT]) {
         if (first >= tile.rows) return;
         if constexpr (OUT_STORE == Load::ELEMENTS) {
             put_elements(tile, first, d);
@@ -68,17 +68,19 @@ class Outlet {
     __device__ __forceinline__ void close() const { stores_wait<0>(); }
 
    private:
-    __device__ __forceinline__ void put_slots(const Tile& tile, u32 first, const float (&d)[TILE_COLUMNS / 2]) {
+    template <u32 COUNT>
+    __device__ __forceinline__ void put_slots(const Tile& tile, u32 first, const float (&d)[COUNT]) {
+        constexpr u32 SLOTS = 2 * COUNT / OUT_COLUMNS;
         // The copy engine ends a matrix of a group's own, but not rows among others.
         const bool box = OUT_STORE == Load::BOXES && (RAGGED_CHAIN || first + OUT_ROWS <= tile.rows);
         // What results are added to is asked for one slot ahead.
         float4 before[2][TURNS];
         if constexpr (ACCUMULATE) fetch(tile, first, 0, before[0]);
 #pragma unroll
-        for (u32 i = 0; i < SLOTS_OF_TILE; i++) {
+        for (u32 i = 0; i < SLOTS; i++) {
             if (tile.column + i * OUT_COLUMNS >= given.params.columns) break;
             if constexpr (ACCUMULATE) {
-                if (i + 1 < SLOTS_OF_TILE) fetch(tile, first, i + 1, before[(i + 1) % 2]);
+                if (i + 1 < SLOTS) fetch(tile, first, i + 1, before[(i + 1) % 2]);
             }
             const u32 slot = slots + turn * OUT_SLOT_BYTES;
             turn = (turn + 1) % OUT_SLOTS;
@@ -101,7 +103,8 @@ class Outlet {
     }
 
     // Accumulators of the tile's slot `i`.
-    __device__ __forceinline__ void fill(u32 slot, u32 i, const float (&d)[TILE_COLUMNS / 2]) const {
+    template <u32 COUNT>
+    __device__ __forceinline__ void fill(u32 slot, u32 i, const float (&d)[COUNT]) const {
 #pragma unroll
         for (u32 j = 0; j < OUT_COLUMNS / 8; j++) {
 #pragma unroll
@@ -145,8 +148,8 @@ class Outlet {
         return reinterpret_cast<float4*>(given.out + out_place(p, tile.group, tile.row + row, column));
     }
 
-    __device__ __forceinline__ void put_elements(const Tile& tile, u32 first,
-                                                 const float (&d)[TILE_COLUMNS / 2]) const {
+    template <u32 COUNT>
+    __device__ __forceinline__ void put_elements(const Tile& tile, u32 first, const float (&d)[COUNT]) const {
         const Params& p = given.params;
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
@@ -154,7 +157,7 @@ class Outlet {
             if (r >= tile.rows) continue;
             const u64 row = out_place(p, tile.group, tile.row + r, 0);
 #pragma unroll
-            for (u32 i = 0; i < TILE_COLUMNS / 8; i++) {
+            for (u32 i = 0; i < COUNT / 4; i++) {
                 const u32 c = tile.column + column_of(i);
                 if (c < p.columns) ::put(given.out, row + c, d[4 * i + 2 * half]);
                 if (c + 1 < p.columns) ::put(given.out, row + c + 1, d[4 * i + 2 * half + 1]);
