@@ -65,7 +65,9 @@ fn every_kernel_compiles_without_a_warning_and_products_without_a_spill() {
                 let compiled = jit.compile(kernel.name, &variant.source()).unwrap();
                 assert!(!compiled.log.contains("warning"), "{}: {}", kernel.name, compiled.log);
                 let spills = !compiled.log.contains(", 0 bytes spill stores, 0 bytes spill loads");
-                assert!(!(spills && registers_matter(kernel, architecture)), "{}: {}", kernel.name, compiled.log);
+                // Among others that tensor-core instructions wait for one another.
+                let slow = spills || compiled.log.contains("Potential Performance Loss");
+                assert!(!(slow && registers_matter(kernel, architecture)), "{}: {}", kernel.name, compiled.log);
             }
         };
         std::thread::scope(|scope| {
