@@ -32,7 +32,8 @@ pub struct CudaOptions {
     /// How rows travel between the ranks.
     pub exchange: Exchange,
     /// The longest that the ranks wait for each other. When one fails, is gone or does not come, all of them have failed
-    /// within this time. A process that cannot, because a call of a driver does not return, is ended with code 1.
+    /// within this time. A process that cannot, because a call of a driver does not return, is ended with code 1, or by a
+    /// signal a second later.
     pub timeout: Duration,
     /// Wait after every launch, so that a failure shows at the call that caused it. For finding faults; slow.
     pub synchronous: bool,

@@ -1,7 +1,6 @@
 //! Compilation at run time, with flags that keep the arithmetic of NUMERICS.md, and a cache on disk.
 
 use std::ffi::CString;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use cudarc::nvrtc::{result, sys};
@@ -38,6 +37,18 @@ fn cache_directory() -> Option<PathBuf> {
     variable("DROPLESS_CACHE")
         .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("dropless")))
         .or_else(|| Some(variable("HOME")?.join(".cache/dropless")))
+}
+
+/// The directory where compiled kernels are kept.
+///
+/// # Errors
+/// Why they are not: every process then compiles its kernels anew.
+pub fn kept_kernels() -> std::result::Result<PathBuf, String> {
+    let directory = cache_directory().ok_or("none of DROPLESS_CACHE, XDG_CACHE_HOME and HOME is set")?;
+    match writable(&directory) {
+        Ok(()) => Ok(directory),
+        Err(error) => Err(format!("{}: {error} (DROPLESS_CACHE names another directory)", directory.display())),
+    }
 }
 
 impl Jit {
@@ -127,11 +138,19 @@ fn write(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
     std::fs::create_dir_all(directory)?;
     let name = path.file_name().expect("a file").to_string_lossy();
     let part = directory.join(format!("{name}.{}", std::process::id()));
-    let mut file = std::fs::File::create(&part)?;
-    file.write_all(blake3::hash(cubin).as_bytes())?;
-    file.write_all(cubin)?;
-    drop(file);
-    std::fs::rename(part, path)
+    let written = std::fs::write(&part, [blake3::hash(cubin).as_bytes(), cubin].concat());
+    written.and_then(|()| std::fs::rename(&part, path)).inspect_err(|_| {
+        // A full disk need not keep the half of it.
+        let _ = std::fs::remove_file(&part);
+    })
+}
+
+/// Whether files can be made in a directory, which is made if it is not there.
+fn writable(directory: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(directory)?;
+    let probe = directory.join(format!("probe.{}", std::process::id()));
+    std::fs::write(&probe, [])?;
+    std::fs::remove_file(probe)
 }
 
 #[cfg(test)]
@@ -156,6 +175,39 @@ mod tests {
                 assert_eq!(std::fs::read(&files[0]).unwrap(), whole);
             }
         });
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_costs_nothing_but_time() {
+        for_each_architecture(|architecture| {
+            let directory = tempfile::tempdir().unwrap();
+            let file = directory.path().join("file");
+            std::fs::write(&file, "mine").unwrap();
+            let jit = Jit::with_cache(architecture, Some(file.clone())).unwrap();
+            assert!(!jit.cubin("one", SOURCE).unwrap().is_empty());
+            assert_eq!(std::fs::read(&file).unwrap(), b"mine");
+        });
+    }
+
+    #[test]
+    fn where_no_file_can_be_made_is_known() {
+        let directory = tempfile::tempdir().unwrap();
+        let (deep, file) = (directory.path().join("a/b"), directory.path().join("file"));
+        writable(&deep).unwrap();
+        assert_eq!(std::fs::read_dir(&deep).unwrap().count(), 0, "nothing is left behind");
+        std::fs::write(&file, "mine").unwrap();
+        writable(&file).unwrap_err();
+        writable(&file.join("below")).unwrap_err();
+    }
+
+    #[test]
+    fn what_cannot_be_kept_leaves_nothing_behind() {
+        let directory = tempfile::tempdir().unwrap();
+        // A directory is where the file should go.
+        let path = directory.path().join("one.cubin");
+        std::fs::create_dir(&path).unwrap();
+        write(&path, b"cubin").unwrap_err();
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1);
     }
 
     #[test]

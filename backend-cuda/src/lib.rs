@@ -21,6 +21,7 @@ pub use backend::{Cuda, CudaOptions};
 pub use comm::{Exchange, World};
 pub use device::{DeviceReport, devices, usable};
 pub use graph::Graph;
+pub use jit::kept_kernels;
 
 /// The name of this backend in messages and in [`dropless_core::Caps`].
 const BACKEND: &str = "cuda";

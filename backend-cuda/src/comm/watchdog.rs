@@ -18,6 +18,8 @@ use super::control::{Control, Ended};
 const POLL: Duration = Duration::from_millis(20);
 /// How long a process has to react to an error, at most.
 const GRACE: Duration = Duration::from_secs(10);
+/// How long a process that is ended has for that: on its way out it asks the driver, which may not answer there either.
+const EXIT: Duration = Duration::from_secs(1);
 
 /// The exchanges of a group, as far as the watchdog knows them.
 pub(super) trait Watched: Send + Sync {
@@ -129,6 +131,10 @@ impl Shared {
         }
         if !self.settled_within(self.grace) {
             eprintln!("error: {}", Error::Collective { rank: self.rank, op: "all_to_all", what: why });
+            std::thread::spawn(|| {
+                std::thread::sleep(EXIT);
+                std::process::abort();
+            });
             std::process::exit(1);
         }
     }
@@ -318,10 +324,22 @@ mod tests {
         assert_eq!(left_behind(&fake, 7, &[(2, [0; 3])]), None, "not a member");
     }
 
+    unsafe extern "C" {
+        fn atexit(called: extern "C" fn()) -> std::ffi::c_int;
+    }
+
+    extern "C" fn sleep_long() {
+        std::thread::sleep(LONG);
+    }
+
     /// The process that [`a_process_that_does_not_react_is_ended`] starts; does nothing among the other tests.
     #[test]
     fn process_that_does_not_react() {
-        if std::env::var_os("DROPLESS_TEST_STUCK").is_some() {
+        if let Ok(stuck) = std::env::var("DROPLESS_TEST_STUCK") {
+            if stuck == "exit" {
+                // SAFETY: the function may be called at any time.
+                assert_eq!(unsafe { atexit(sleep_long) }, 0);
+            }
             on_two_ranks(Duration::from_millis(600), |rank, fake, _, _| {
                 fake.begun.store(u32::from(rank == 0), Ordering::Relaxed);
                 std::thread::sleep(LONG);
@@ -331,20 +349,20 @@ mod tests {
 
     #[test]
     fn a_process_that_does_not_react_is_ended() {
-        let started = Instant::now();
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "comm::watchdog::tests::process_that_does_not_react", "--nocapture"])
-            .env("DROPLESS_TEST_STUCK", "1")
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
-        assert_eq!(output.status.code(), Some(1));
-        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
-        let errors = String::from_utf8_lossy(&output.stderr);
-        let line = "all_to_all: exchange 1 of the fake has not ended within 300ms";
-        assert!(
-            errors.contains("error: rank ") && errors.contains(line.trim_start_matches("all_to_all: ")),
-            "{errors}"
-        );
+        // With code 1; by a signal, where a call on its way out does not return either.
+        for (stuck, code) in [("call", Some(1)), ("exit", None)] {
+            let started = Instant::now();
+            let output = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "comm::watchdog::tests::process_that_does_not_react", "--nocapture"])
+                .env("DROPLESS_TEST_STUCK", stuck)
+                .stdin(Stdio::null())
+                .output()
+                .unwrap();
+            assert_eq!(output.status.code(), code, "{stuck}");
+            assert!(started.elapsed() < Duration::from_secs(10), "{stuck}: {:?}", started.elapsed());
+            let errors = String::from_utf8_lossy(&output.stderr);
+            let line = "exchange 1 of the fake has not ended within 300ms";
+            assert!(errors.contains("error: rank ") && errors.contains(line), "{errors}");
+        }
     }
 }

@@ -54,6 +54,12 @@ pub(super) fn report() -> String {
                 let gib = memory >> 30;
                 let _ = writeln!(out, "cuda  {index}: {name} (sm_{major}{minor}, {gib} GiB): {state}");
             }
+            let _ = match dropless_cuda::kept_kernels() {
+                Ok(directory) => writeln!(out, "cuda  compiled kernels are kept in {}", directory.display()),
+                Err(why) => {
+                    writeln!(out, "cuda  compiled kernels are not kept, which costs time at every start: {why}")
+                }
+            };
         }
     }
     out
