@@ -18,18 +18,31 @@ fn term_of(value: u32) -> Term {
     }
 }
 
+// The place of the row of `a` or `b` with this number; a gather that is not there is some other tensor.
+fn a_source(i: u32) -> u32 {
+    let gathered = given.params.a_gathered == 1u;
+    return select(i, a_gather_at(select(0u, i, gathered)), gathered);
+}
+
+fn b_source(i: u32) -> u32 {
+    let gathered = given.params.b_gathered == 1u;
+    return select(i, b_gather_at(select(0u, i, gathered)), gathered);
+}
+
 fn a_place(t: u32) -> u32 {
-    if a_gather_given && RAGGED_CHAIN == 1u {
-        return a_gather_at(t) * given.params.a_chain;
+    if RAGGED_CHAIN == 1u { // decided
+        return a_source(t) * given.params.a_chain;
+    } else {
+        return t * given.params.a_chain;
     }
-    return t * given.params.a_chain;
 }
 
 fn b_place(t: u32) -> u32 {
-    if b_gather_given {
-        return b_gather_at(t) * given.params.b_chain;
+    if RAGGED_CHAIN == 1u { // decided
+        return b_source(t) * given.params.b_chain;
+    } else {
+        return t * given.params.b_chain;
     }
-    return t * given.params.b_chain;
 }
 
 // The product of the FP8-block scales of a row and a column for the block that t lies in.
@@ -83,8 +96,8 @@ fn main(
     // Rows past the last repeat it, and are not written.
     for (var i = 0u; i < TILE; i += 1u) { // unrolled
         var r = min(row + i, last_row - 1u);
-        if a_gather_given && RAGGED_CHAIN == 0u {
-            r = a_gather_at(r);
+        if RAGGED_CHAIN == 0u { // decided
+            r = a_source(r);
         }
         rows[i] = r * p.a_row;
         columns[i] = group * p.b_group + min(column + i, p.columns - 1u) * p.b_column;

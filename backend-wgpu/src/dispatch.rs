@@ -90,7 +90,7 @@ impl Stream {
             shader.bindings.iter().zip(&types).all(|(binding, &dtype)| binding.accepts(dtype)),
             "{op}: {types:?}"
         );
-        let pipeline = self.gpu.pipeline(&Variant { shader, types, constants: constants.to_vec() })?;
+        let (pipeline, fresh) = self.gpu.pipeline(&Variant { shader, types, constants: constants.to_vec() })?;
 
         let unit = UNIT as u64;
         let mut given = vec![0; OFFSET_WORDS];
@@ -123,7 +123,9 @@ impl Stream {
             pass.set_bind_group(0, &group, &[]);
             pass.set_immediates(0, bytemuck::cast_slice(&given));
             pass.dispatch_workgroups(x, y, 1);
-        })
+        })?;
+        // Drivers compile when a pipeline first runs; meanwhile the next one is made.
+        if fresh { self.flush(op) } else { Ok(()) }
     }
 }
 

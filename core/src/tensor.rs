@@ -55,7 +55,7 @@ pub struct Tensor {
     memory: Memory,
 }
 
-/// The buffers of one tensor on two backends.
+/// The two buffers of one tensor.
 struct Twins(Arc<dyn Any + Send + Sync>, Arc<dyn Any + Send + Sync>);
 
 impl Tensor {
@@ -81,8 +81,9 @@ impl Tensor {
         }
     }
 
-    /// One tensor with the buffers of two, of different backends, each of which finds its own: see [`crate::lockstep`].
-    pub(crate) fn twins(a: &Tensor, b: &Tensor) -> Tensor {
+    /// The tensor `a` with the buffer of `b` beside its own; for backends around others, each of which finds its own by
+    /// its type: see [`crate::lockstep`].
+    pub fn twins(a: &Tensor, b: &Tensor) -> Tensor {
         Tensor { storage: Arc::new(Twins(a.storage.clone(), b.storage.clone())), ..a.clone() }
     }
 

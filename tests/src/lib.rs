@@ -3,4 +3,5 @@
 #![expect(clippy::cast_possible_truncation, reason = "problems are small")]
 
 pub mod differential;
+pub mod metered;
 pub mod moe;

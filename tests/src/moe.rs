@@ -293,6 +293,11 @@ impl Operands {
         }
     }
 
+    /// What the layer's formula says of its memory on this rank.
+    pub fn working_bytes(&self, b: &dyn Backend) -> u64 {
+        self.layer.working_bytes(b.caps().size(Group::Experts), &self.tokens)
+    }
+
     /// Queues forward and backward.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Negative controls: a backend with a fault must turn the comparisons of the suite red. Each control runs a comparison of
-//! the suite against a host that was tampered with, or a wgpu backend with a
-//! changed shader, and fails if the comparison does not notice.
+//! the suite against a host that was tampered with, or a wgpu backend with a changed shader, and fails if the comparison
+//! does not notice.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::sync::Mutex;
@@ -275,6 +275,11 @@ fn rounds_wrongly(text: String) -> String {
     text.replace("a + 0x7FFFu", "a + 0x3FFFu")
 }
 
+/// Not to even.
+fn ties_go_up(text: String) -> String {
+    text.replace("a + 0x7FFFu + ((a >> 16u) & 1u)", "a + 0x8000u")
+}
+
 fn writes_too_far(text: String) -> String {
     let too_far = "out_set(i, x_at(i)); if i + 1u == p.elements { out_set(i + 1u, 0u); }";
     text.replace("out_set(i, x_at(i));", too_far)
@@ -297,6 +302,14 @@ fn the_harness_passes_the_shaders_as_they_are() {
 fn the_harness_notices_a_shader_that_rounds_wrongly() {
     if adapter() {
         let report = report("cast", |_, numerics| mutated(numerics, rounds_wrongly)).unwrap_err();
+        assert!(report.contains("elements differ"), "{report}");
+    }
+}
+
+#[test]
+fn the_harness_notices_a_shader_whose_ties_go_up() {
+    if adapter() {
+        let report = report("cast", |_, numerics| mutated(numerics, ties_go_up)).unwrap_err();
         assert!(report.contains("elements differ"), "{report}");
     }
 }

@@ -1,11 +1,13 @@
 //! The Mixture-of-Experts layer over in-process ranks: the same bits for every number of ranks, policy and thread count,
 //! gradients against f64 arithmetic, and the faults that other stacks met.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::moe::{Moe, MoePolicy, MoeSaved, Recipe};
 use dropless_core::nn::{MlpPolicy, Policy, Tokens};
 use dropless_core::ops::Fill;
 use dropless_core::{Backend, DType, Error, Memory, NumericModel};
+use dropless_tests::metered::Metered;
 use dropless_tests::moe::{Outcome, Problem, distance, get, problem, put, random, reference};
 
 const RECIPES: [Recipe; 4] = [Recipe::F32, Recipe::Bf16, Recipe::Mxfp8, Recipe::Fp8Block];
@@ -266,14 +268,54 @@ fn b160_the_worst_case_is_refused_before_anything_is_sent() {
         let b: &dyn Backend = &host;
         let tokens = Tokens::new(b, 1, 64, 1).unwrap();
         let layer = p.layer(b);
-        let needed = layer.chunk_bytes(2, 64, DType::Bf16);
-        layer.check_budget(b, &tokens, DType::Bf16, needed).unwrap();
-        let error = layer.check_budget(b, &tokens, DType::Bf16, needed - 1).unwrap_err();
+        let needed = layer.working_bytes(2, &tokens);
+        layer.check_budget(b, &tokens, needed).unwrap();
+        let error = layer.check_budget(b, &tokens, needed - 1).unwrap_err();
         assert!(matches!(error, Error::Capacity { needed: n, available, .. } if n == needed && available == n - 1));
         assert!(error.to_string().contains("256 expert rows"), "{error}");
-        // Half the tokens at a time fit into about half the memory.
+        // Half the tokens at a time need half of the memory, but for what waits for the other half.
         let halves = Moe { chunks: 2, ..layer };
-        halves.check_budget(b, &tokens, DType::Bf16, needed / 2 + 1).unwrap();
+        halves.check_budget(b, &tokens, needed * 3 / 4).unwrap();
+    }
+}
+
+/// The most bytes that live on a rank while the layer runs, less those that live before, and the formula for them.
+fn most_and_formula(problem: &Problem, ranks: usize) -> Vec<(usize, u64)> {
+    let hosts = Host::ranks(ranks, HostOptions { numerics: problem.numerics, ..HostOptions::default() }).unwrap();
+    let measure = |host| {
+        let backend = Metered::new(host);
+        let operands = problem.operands(&backend);
+        let before = backend.live();
+        backend.take_most();
+        operands.queue(&backend).unwrap();
+        (backend.take_most() - before, operands.working_bytes(&backend))
+    };
+    std::thread::scope(|s| {
+        let threads: Vec<_> = hosts.into_iter().map(|host| s.spawn(|| measure(host))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn the_memory_of_a_piece_is_bounded_by_the_formula_and_not_by_much_less() {
+    let mlp = MlpPolicy { gate_up: Policy::Recompute, hidden: Policy::Recompute };
+    let policy = MoePolicy { dispatched: Policy::Recompute, experts: mlp, ..MoePolicy::default() };
+    let base = Problem { sequence: 64, shared: false, policy, ..problem() };
+    for recipe in RECIPES {
+        for (h, i, chunks, expert_shards) in
+            [(64, 32, 1, 1), (64, 32, 4, 1), (64, 32, 2, 2), (32, 128, 1, 1), (32, 128, 4, 1)]
+        {
+            let problem = Problem { recipe, h, i, chunks, expert_shards, ..base.clone() };
+            for ranks in [1, 2] {
+                for (most, formula) in most_and_formula(&problem, ranks) {
+                    let bounds = most as u64..=2 * most as u64;
+                    let what = format!(
+                        "{recipe:?}, h {h}, i {i}, {chunks} chunks, {expert_shards} expert shards, {ranks} ranks"
+                    );
+                    assert!(bounds.contains(&formula), "{what}: {most} bytes lived, {formula} by the formula");
+                }
+            }
+        }
     }
 }
 

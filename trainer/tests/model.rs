@@ -12,6 +12,7 @@ use dropless::verify::Report;
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::nn::Tokens;
 use dropless_core::{Backend, DType, NumericModel};
+use dropless_tests::metered::Metered;
 
 fn reference_report(ranks: usize, expert_ranks: usize) -> Report {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/reference/deepseek_v3_a");
@@ -32,7 +33,7 @@ fn logits_loss_and_every_gradient_agree_with_another_framework() {
 
 /// A small model of one rank with its first weights.
 struct Small {
-    host: Host,
+    host: Metered<Host>,
     config: Config,
 }
 
@@ -53,7 +54,7 @@ impl Small {
         ];
         let all: Vec<String> = set.iter().chain(more).map(|s| (*s).to_owned()).collect();
         let host = Host::new(HostOptions { numerics: NumericModel::F32, ..HostOptions::default() }).unwrap();
-        Small { host, config: Config::load(None, &all).unwrap() }
+        Small { host: Metered::new(host), config: Config::load(None, &all).unwrap() }
     }
 
     fn backend(&self) -> &dyn Backend {
@@ -168,4 +169,23 @@ fn b112_the_auxiliary_loss_does_not_grow_with_the_number_of_micro_steps() {
         }
     }
     assert!(reached > 0, "the loss reaches the router");
+}
+
+#[test]
+fn b161_steps_and_evaluations_leave_no_tensors_behind() {
+    let small = Small::new(&["train.aux_loss_coefficient=0"]);
+    let tokens = Tokens::new(small.backend(), 1, 16, 1).unwrap();
+    let model = small.model(&tokens);
+    let live = |steps: u32| {
+        for step in 0..steps {
+            let inputs = small.inputs(&[step], 1.0);
+            model.clear_gradients(small.backend()).unwrap();
+            model.step(small.backend(), &tokens, &inputs).unwrap();
+            model.evaluate(small.backend(), &tokens, &inputs).unwrap();
+        }
+        small.host.live()
+    };
+    let after_two = live(2);
+    assert!(after_two > 0);
+    assert_eq!(live(198), after_two);
 }

@@ -28,6 +28,8 @@ params!(
         scale_chain,
         b_scale_group,
         b_scale_columns,
+        a_gathered,
+        b_gathered,
     }
 );
 
@@ -37,10 +39,10 @@ pub(crate) static GROUPED_GEMM: Shader = Shader {
     params: Params::DECLARATION,
     bindings: &[
         Binding::read_units("a", &[DType::F32, DType::Bf16, DType::E4m3]),
-        Binding::read("a_gather", U32).optional(),
+        Binding::read("a_gather", U32),
         Binding::read("a_scale", &[DType::F32]).optional(),
         Binding::read_units("b", &[DType::F32, DType::Bf16, DType::E4m3]),
-        Binding::read("b_gather", U32).optional(),
+        Binding::read("b_gather", U32),
         Binding::read("b_scale", &[DType::F32]).optional(),
         Binding::read("offsets", U32),
         Binding::in_place("out", FLOAT),
@@ -137,6 +139,8 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
         scale_chain: word(chain.div_ceil(128)),
         b_scale_group: per_group(columns.div_ceil(b_scale_columns)),
         b_scale_columns: word(b_scale_columns),
+        a_gathered: u32::from(a.gather.is_some()),
+        b_gathered: u32::from(b.gather.is_some()),
     };
     let chains = Chains {
         dtype: a.elements.dtype(),
@@ -149,10 +153,11 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
     constants.extend([wgrad, fp8, op.accumulate].map(u32::from));
     let tensors = [
         Some(&*a.elements),
-        a.gather,
+        // Drivers take their time to compile this shader, so it is the same with and without a gather.
+        a.gather.or(Some(op.offsets)),
         a.scale_inv,
         Some(&*b.elements),
-        b.gather,
+        b.gather.or(Some(op.offsets)),
         b.scale_inv,
         Some(op.offsets),
         Some(op.out),

@@ -41,6 +41,17 @@ impl Recipe {
             Recipe::Fp8Block => Some(BlockFormat::Fp8Block { f32_scale: false }),
         }
     }
+
+    /// Bytes of the codes and scales that a backward pass over `slots` slots holds: of the rows (along columns) of
+    /// gradients and of d(gate and up), and of the columns (along the rows of a group, padded) of these, of hidden values
+    /// and of inputs.
+    pub(super) fn code_bytes(self, slots: usize, groups: usize, h: usize, i: usize) -> usize {
+        let Some(format) = self.format() else { return 0 };
+        let padded = GroupQuantize::padded_rows(format, slots, groups);
+        let codes = slots * (h + 2 * i) + padded * (2 * h + 3 * i);
+        // A byte for 32 codes, or four for 128.
+        codes + codes.div_ceil(32)
+    }
 }
 
 /// Codes and scales.

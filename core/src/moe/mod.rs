@@ -14,11 +14,17 @@
 //! No token is ever dropped: the buffers hold the worst case, in which every choice of every token falls on one rank.
 //!
 //! # Memory
-//! With R ranks that share the experts, T tokens a rank and chunk, K choices, L local experts, H hidden, I expert width
-//! and b bytes of an element, a chunk needs at most S = R T min(K, L) slots, and
-//! `R T H (2 b + 8) + S (2 H b + 5 I b + 12)` bytes on a rank in the backward pass ([`Moe::chunk_bytes`]).
-//! Not counted: gathered rows and codes that a quantized recipe holds during a product, and, with several chunks, the
-//! `S H b` bytes of each chunk's input gradient, which wait for the router's.
+//! With R ranks that share the experts, T tokens a rank and piece, K choices, L local experts, H hidden, I expert width
+//! and b bytes of an element, a piece has at most n = R T rows and S = n min(K, L) slots. While a rank works on one of
+//! its P pieces it holds, in the backward pass, which needs most ([`Moe::working_bytes`]):
+//!
+//! - of the piece, `n H (2 b + 8)` bytes for rows that travel (none with one rank and one chunk) and `S (6 I b + 12)` for
+//!   what the experts compute; under a quantized recipe also the codes of the gradient and input rows, of the hidden
+//!   values and of the gradient of gate and up, with a byte of scales for 32 of them;
+//! - of every piece, its way, `n (8 K + 8) + 8 S`, and the gradient of its input, `S H b`, which waits for the router's;
+//! - of each token of the layer, `H (2 b + 4) + 8 E + 8 K` for the results and the router of E experts.
+//!
+//! Not counted are the shared expert, and activations that the policy keeps for the backward pass.
 
 mod dispatch;
 mod experts;
@@ -118,28 +124,42 @@ impl Moe {
         })
     }
 
-    /// Bytes that one chunk of `tokens` tokens a rank needs in the worst case (see the module for what counts).
-    pub fn chunk_bytes(&self, ranks: usize, tokens: usize, element: DType) -> u64 {
-        let [local, h, i] = [0, 1, 2].map(|d| self.down.value.shape()[d] as u64);
-        let rows = (ranks * tokens) as u64;
-        let slots = rows * (self.router.top_k as u64).min(local);
-        let b = element.size() as u64;
-        rows * h * (2 * b + 8) + slots * (2 * h * b + 5 * i * b + 12)
+    /// Rows that one piece has on a rank in the worst case.
+    fn piece_rows(&self, ranks: usize, tokens: &Tokens) -> usize {
+        let fullest = tokens.expert_shards().map(|(_, shard)| shard.capacity()).max().unwrap_or(0);
+        ranks * fullest.div_ceil(self.chunks)
     }
 
-    /// Fails before anything is computed when a chunk does not fit.
+    /// Slots of so many rows.
+    fn slots(&self, rows: usize) -> usize {
+        rows * self.router.top_k.min(self.down.value.shape()[0])
+    }
+
+    /// Bytes that a rank needs in the worst case for the layer's work when `ranks` ranks share the experts: see the module
+    /// for what counts.
+    pub fn working_bytes(&self, ranks: usize, tokens: &Tokens) -> u64 {
+        let [local, h, i] = [0, 1, 2].map(|d| self.down.value.shape()[d]);
+        let (k, experts, b) = (self.router.top_k, self.router.experts(), self.recipe.element().size());
+        let (rows, pieces) = (self.piece_rows(ranks, tokens), tokens.expert_shards().count() * self.chunks);
+        let slots = self.slots(rows);
+        let travelling = if ranks > 1 || self.chunks > 1 { rows * h * (2 * b + 8) } else { 0 };
+        let computed = slots * (6 * i * b + 12) + self.recipe.code_bytes(slots, local, h, i);
+        let waiting = rows * (8 * k + 8) + slots * (8 + h * b);
+        let results = tokens.count() * (h * (2 * b + 4) + 8 * experts + 8 * k);
+        (travelling + computed + pieces * waiting + results) as u64
+    }
+
+    /// Fails before anything is computed when a piece does not fit.
     ///
     /// # Errors
     /// [`Error::Capacity`] with the rows and bytes of the worst case.
-    pub fn check_budget(&self, backend: &dyn Backend, tokens: &Tokens, element: DType, budget: u64) -> Result<()> {
+    pub fn check_budget(&self, backend: &dyn Backend, tokens: &Tokens, budget: u64) -> Result<()> {
         let ranks = backend.caps().size(Group::Experts);
-        let fullest = tokens.expert_shards().map(|(_, shard)| shard.capacity()).max().unwrap_or(0);
-        let chunk = fullest.div_ceil(self.chunks);
-        let needed = self.chunk_bytes(ranks, chunk, element);
+        let needed = self.working_bytes(ranks, tokens);
         if needed <= budget {
             return Ok(());
         }
-        let rows = ranks * chunk * self.router.top_k.min(self.down.value.shape()[0]);
+        let rows = self.slots(self.piece_rows(ranks, tokens));
         Err(Error::Capacity {
             op: "moe",
             needed,

@@ -21,15 +21,21 @@ impl Random {
         self.bits() as usize % n
     }
 
-    /// A value of ordinary size, now and then an edge or any bits at all.
+    /// A value of ordinary size, now and then an edge, halfway between two bf16, or any bits at all.
     pub fn value(&mut self) -> f32 {
         match self.below(400) {
             0 => 0.0,
             1 => -0.0,
             2 => f32::from_bits(self.bits()),
             3 => f32::from_bits(self.bits() & 0x807F_FFFF),
-            _ => ((0..4).map(|_| f64::from(self.bits()) / f64::from(u32::MAX) - 0.5).sum::<f64>() * 2.0) as f32,
+            4..8 => f32::from_bits(self.ordinary().to_bits() & 0xFFFF_0000 | 0x8000),
+            _ => self.ordinary(),
         }
+    }
+
+    /// The sum of four uniform numbers: mostly within (-2, 2).
+    fn ordinary(&mut self) -> f32 {
+        ((0..4).map(|_| f64::from(self.bits()) / f64::from(u32::MAX) - 0.5).sum::<f64>() * 2.0) as f32
     }
 
     /// A scale of ordinary size, now and then any.

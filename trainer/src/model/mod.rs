@@ -157,7 +157,7 @@ impl Model {
         };
         for layer in model.all_layers() {
             if let Feed::Moe(moe) = &layer.feed {
-                moe.layer.check_budget(backend, tokens, element, budget)?;
+                moe.layer.check_budget(backend, tokens, budget)?;
             }
         }
         Ok(model)

@@ -1,0 +1,118 @@
+//! A backend that counts the bytes of the tensors that live on another one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use dropless_core::backend::{Caps, Event, Queue, Timings};
+use dropless_core::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Route};
+use dropless_core::{Backend, DType, Memory, Result, Tensor};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Metered<B> {
+    inner: B,
+    meter: Arc<Meter>,
+}
+
+#[derive(Debug, Default)]
+struct Meter {
+    live: AtomicUsize,
+    most: AtomicUsize,
+}
+
+/// The second buffer of every tensor: gives its bytes back with the last clone.
+#[derive(Debug)]
+struct Lease {
+    meter: Arc<Meter>,
+    bytes: usize,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.meter.live.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl<B: Backend> Metered<B> {
+    /// Around a backend.
+    pub fn new(inner: B) -> Metered<B> {
+        Metered { inner, meter: Arc::default() }
+    }
+
+    /// Bytes of the tensors that live now, in either memory.
+    pub fn live(&self) -> usize {
+        self.meter.live.load(Ordering::Relaxed)
+    }
+
+    /// The most that [`live`](Metered::live) was since the last call, which begins anew.
+    pub fn take_most(&self) -> usize {
+        self.meter.most.swap(self.live(), Ordering::Relaxed)
+    }
+}
+
+impl<B: Backend> Backend for Metered<B> {
+    fn caps(&self) -> &Caps {
+        self.inner.caps()
+    }
+
+    fn alloc(&self, dtype: DType, shape: &[usize], memory: Memory) -> Result<Tensor> {
+        let tensor = self.inner.alloc(dtype, shape, memory)?;
+        let bytes = tensor.bytes();
+        let live = self.meter.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.meter.most.fetch_max(live, Ordering::Relaxed);
+        let lease = Arc::new(Lease { meter: self.meter.clone(), bytes });
+        Ok(Tensor::twins(&tensor, &Tensor::from_storage(lease, shape, dtype, memory)))
+    }
+
+    fn write(&self, dst: &Tensor, bytes: &[u8]) -> Result<()> {
+        self.inner.write(dst, bytes)
+    }
+
+    fn read(&self, src: &Tensor, bytes: &mut [u8]) -> Result<()> {
+        self.inner.read(src, bytes)
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.inner.wait()
+    }
+
+    fn timings(&self) -> Result<Option<Timings>> {
+        self.inner.timings()
+    }
+
+    fn record(&self, queue: Queue) -> Result<Event> {
+        self.inner.record(queue)
+    }
+
+    fn wait_for(&self, queue: Queue, event: &Event) -> Result<()> {
+        self.inner.wait_for(queue, event)
+    }
+
+    fn grouped_gemm(&self, op: &Checked<GroupedGemm<'_>>) -> Result<()> {
+        self.inner.grouped_gemm(op)
+    }
+
+    fn group_quantize(&self, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
+        self.inner.group_quantize(op)
+    }
+
+    fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
+        self.inner.all_to_all(op)
+    }
+
+    fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
+        self.inner.offload(op)
+    }
+
+    fn route(&self, op: &Checked<Route<'_>>) -> Result<()> {
+        self.inner.route(op)
+    }
+
+    fn attention(&self, op: &Checked<Attention<'_>>) -> Result<()> {
+        self.inner.attention(op)
+    }
+
+    fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {
+        self.inner.map(op)
+    }
+}
