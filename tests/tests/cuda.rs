@@ -6,11 +6,13 @@
     reason = "tests may panic, and their numbers are small"
 )]
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::moe::{MoePolicy, Recipe};
 use dropless_core::nn::{MlpPolicy, Policy};
-use dropless_core::ops::{Fill, GemmKind, GroupedGemm, Offload, Operand};
-use dropless_core::{Backend, DType, Error, Memory, Queue};
+use dropless_core::ops::{AdamW, Cast, Fill, GemmKind, GroupedGemm, Offload, Operand, SumSquares};
+use dropless_core::{Backend, DType, Error, Memory, Queue, Tensor};
 use dropless_cuda::{Cuda, CudaOptions};
 use dropless_tests::differential::Random;
 use dropless_tests::moe::{Problem, problem};
@@ -25,6 +27,12 @@ fn open() -> Option<Cuda> {
         }
         opened => Some(opened.unwrap()),
     }
+}
+
+/// Held by a test that takes most of the device's memory.
+fn much_memory() -> MutexGuard<'static, ()> {
+    static TAKEN: Mutex<()> = Mutex::new(());
+    TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[test]
@@ -118,6 +126,7 @@ fn steps_of_one_shape_take_no_new_memory() {
 #[test]
 fn memory_that_is_not_there_is_an_error_and_not_the_end() {
     let Some(cuda) = open() else { return };
+    let _memory = much_memory();
     let available = usize::try_from(cuda.caps().max_buffer_bytes).unwrap();
     for bytes in [usize::MAX, available + 1, available] {
         match cuda.alloc(DType::E4m3, &[bytes], Memory::Device) {
@@ -159,6 +168,7 @@ fn memory_of_the_host_that_a_graph_uses_is_its_own() {
 #[test]
 fn a_graph_that_needs_more_memory_than_there_is_says_so() {
     let Some(cuda) = open() else { return };
+    let _memory = much_memory();
     let half = usize::try_from(cuda.caps().max_buffer_bytes).unwrap() / 2;
     // What is kept outside is given up for a recording.
     drop(cuda.alloc(DType::E4m3, &[half], Memory::Device).unwrap());
@@ -173,19 +183,55 @@ fn a_graph_that_needs_more_memory_than_there_is_says_so() {
 }
 
 #[test]
-fn an_extent_past_32_bits_is_refused() {
+fn elements_past_32_bits_are_worked_on() {
     let Some(cuda) = open() else { return };
-    let x = cuda.alloc(DType::Bf16, &[1 << 32], Memory::Device).unwrap();
-    let error = Fill { out: &x, value: 1.0 }.run(&cuda).unwrap_err().to_string();
-    assert_eq!(error, "fill: out is Bf16[4294967296], expected less than 2^32 rows, and as many columns");
-    // The same elements as rows and columns.
-    let rows = x.reshape(&[1 << 16, 1 << 16]).unwrap();
-    Fill { out: &rows, value: 1.0 }.run(&cuda).unwrap();
-    let ends = [0, (1 << 16) - 1].map(|row| {
-        let row = (&cuda as &dyn Backend).download::<u16>(&rows.index(row).unwrap()).unwrap();
-        [row[0], row[(1 << 16) - 1]]
-    });
-    assert_eq!(ends, [[0x3F80; 2]; 2]);
+    let _memory = much_memory();
+    let backend: &dyn Backend = &cuda;
+    let len = (1 << 32) + 12;
+    let filled = |dtype, value| -> Tensor {
+        let x = cuda.alloc(dtype, &[len], Memory::Device).unwrap();
+        Fill { out: &x, value }.run(&cuda).unwrap();
+        x
+    };
+    // Around each edge of a launch, and at both ends.
+    let looked_at = |x: &Tensor| -> Vec<Vec<u8>> {
+        let edges = [0, (1 << 31) - 4, (1 << 32) - 4, len - 8];
+        let part = |from: usize| backend.download(&x.slice(from, from + 8).unwrap()).unwrap();
+        edges.map(part).to_vec()
+    };
+    let one = [0x80, 0x3F].repeat(8);
+    let x = filled(DType::Bf16, 1.0);
+    assert_eq!(looked_at(&x), vec![one.clone(); 4]);
+    let half = cuda.alloc(DType::Bf16, &[len], Memory::Device).unwrap();
+    Cast { x: &x, out: &half }.run(&cuda).unwrap();
+    assert_eq!(looked_at(&half), vec![one; 4]);
+    drop(x);
+    // Without a gradient only the decay is left: 1 - 0.5 * (1 * 1).
+    let [grad, m, v] = [(); 3].map(|()| filled(DType::F32, 0.0));
+    let param = filled(DType::F32, 1.0);
+    let clip = backend.upload(DType::F32, &[2], &[0f32, 1.0]).unwrap();
+    let step = backend.upload(DType::F32, &[3], &[0.5f32, 1.0, 1.0]).unwrap();
+    let (beta1, beta2, eps, decay) = (0.5, 0.5, 1.0, 1.0);
+    AdamW {
+        grad: &grad,
+        clip: &clip,
+        step: &step,
+        beta1,
+        beta2,
+        eps,
+        decay,
+        param: &param,
+        m: &m,
+        v: &v,
+        half: Some(&half),
+    }
+    .run(&cuda)
+    .unwrap();
+    assert_eq!(looked_at(&param), vec![0.5f32.to_le_bytes().repeat(8); 4]);
+    assert_eq!(looked_at(&half), vec![[0x00, 0x3F].repeat(8); 4]);
+    // Other ops take rows and columns.
+    let error = SumSquares { x: &half, out: &clip.slice(0, 1).unwrap() }.run(&cuda).unwrap_err().to_string();
+    assert!(error.ends_with("expected less than 2^32 rows, and as many columns"), "{error}");
 }
 
 #[test]

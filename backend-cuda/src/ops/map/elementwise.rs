@@ -3,22 +3,16 @@
 use std::sync::Arc;
 
 use dropless_core::ops::{Add, Cast, CopyColumns, Fill};
-use dropless_core::{DType, Result, Tensor};
+use dropless_core::{DType, Result};
 
-use super::{RUN, threads};
+use super::{RUN, elements, threads};
 use crate::device::{Gpu, word};
 use crate::kernel::{Binding, FLOAT, Kernel, PRELUDE, RUNS, params};
 
 params!(
-    /// Extents, whose product is the number of elements.
-    Elements { rows, columns }
+    /// How many.
+    Elements { elements }
 );
-
-impl Elements {
-    fn of(tensor: &Tensor) -> Elements {
-        Elements { rows: word(tensor.rows()), columns: word(tensor.cols()) }
-    }
-}
 
 /// Reads and writes each element once.
 pub(crate) static CAST: Kernel = Kernel {
@@ -46,8 +40,8 @@ pub(crate) static ADD: Kernel = Kernel {
 };
 
 params!(
-    /// Extents; `value`: the bits of an f32.
-    FillParams { rows, columns, value }
+    /// `elements`: how many; `value`: the bits of an f32.
+    FillParams { elements, value }
 );
 
 /// Writes each element once.
@@ -79,13 +73,12 @@ pub(crate) static COPY_COLUMNS: Kernel = Kernel {
 };
 
 pub(super) fn cast(gpu: &Arc<Gpu>, op: &Cast<'_>) -> Result<()> {
-    let runs = op.out.len().div_ceil(RUN);
-    threads(gpu, &CAST, &[Some(op.x), Some(op.out)], Elements::of(op.out).words(), runs)
+    elements(gpu, &CAST, &[Some(op.x), Some(op.out)], &[], |elements| Elements { elements }.words())
 }
 
 pub(super) fn add(gpu: &Arc<Gpu>, op: &Add<'_>) -> Result<()> {
-    let runs = op.out.len().div_ceil(RUN);
-    threads(gpu, &ADD, &[Some(op.a), Some(op.b), op.c, Some(op.out)], Elements::of(op.out).words(), runs)
+    let tensors = [Some(op.a), Some(op.b), op.c, Some(op.out)];
+    elements(gpu, &ADD, &tensors, &[], |elements| Elements { elements }.words())
 }
 
 /// Other types than floats are filled with zeros only.
@@ -94,9 +87,7 @@ pub(super) fn fill(gpu: &Arc<Gpu>, op: &Fill<'_>) -> Result<()> {
     if value == 0 {
         return gpu.fill("fill", op.out, 0);
     }
-    let Elements { rows, columns } = Elements::of(op.out);
-    let params = FillParams { rows, columns, value };
-    threads(gpu, &FILL, &[Some(op.out)], params.words(), op.out.len().div_ceil(RUN))
+    elements(gpu, &FILL, &[Some(op.out)], &[], |elements| FillParams { elements, value }.words())
 }
 
 pub(super) fn copy_columns(gpu: &Arc<Gpu>, op: &CopyColumns<'_>) -> Result<()> {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use dropless_core::ops::{Checked, Map};
 use dropless_core::{Result, Tensor};
 
-use crate::device::Gpu;
+use crate::device::{Gpu, word};
 use crate::kernel::{Kernel, Launch};
 
 pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<Map<'_>>) -> Result<()> {
@@ -73,6 +73,29 @@ fn threads(
 ) -> Result<()> {
     let blocks = blocks(count);
     gpu.launch(Launch { kernel, tensors, constants: &[], params, maps: &[], blocks, threads: THREADS, shared: 0 })
+}
+
+/// Elements that a launch takes at most, so that a word counts them.
+const PIECE: usize = 1 << 31;
+
+/// Runs a kernel with one thread for each run of elements of `flat`, which are of one length and whose shapes do not
+/// matter; `whole` are its other tensors. `params` makes its parameters from the number of elements.
+fn elements(
+    gpu: &Arc<Gpu>,
+    kernel: &'static Kernel,
+    flat: &[Option<&Tensor>],
+    whole: &[Option<&Tensor>],
+    params: impl Fn(u32) -> Vec<u32>,
+) -> Result<()> {
+    let len = flat.iter().flatten().map(|tensor| tensor.len()).next().unwrap_or(0);
+    for from in (0..len).step_by(PIECE) {
+        let to = len.min(from + PIECE);
+        let piece = |tensor: &Tensor| tensor.reshape(&[len])?.slice(from, to);
+        let pieces = flat.iter().map(|tensor| tensor.map(piece).transpose()).collect::<Result<Vec<_>>>()?;
+        let tensors: Vec<_> = pieces.iter().map(Option::as_ref).chain(whole.iter().copied()).collect();
+        threads(gpu, kernel, &tensors, params(word(to - from)), (to - from).div_ceil(RUN))?;
+    }
+    Ok(())
 }
 
 /// Runs a kernel whose threads take `count` things in turn, so that those past a limit on the device cost no blocks.

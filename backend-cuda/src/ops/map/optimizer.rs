@@ -5,13 +5,13 @@ use std::sync::Arc;
 use dropless_core::ops::{AdamW, BiasUpdate, ClipScale};
 use dropless_core::{DType, Result};
 
-use super::{RUN, THREADS, threads};
+use super::{THREADS, elements, threads};
 use crate::device::{Gpu, word};
 use crate::kernel::{Binding, F32, Kernel, PRELUDE, RUNS, U32, params};
 
 params!(
-    /// Extents; `rest1`, `rest2`: 1 - beta. All but the extents are the bits of f32.
-    AdamWParams { rows, columns, beta1, rest1, beta2, rest2, eps, decay }
+    /// `elements`: how many; `rest1`, `rest2`: 1 - beta. All but the first are the bits of f32.
+    AdamWParams { elements, beta1, rest1, beta2, rest2, eps, decay }
 );
 
 /// Reads 16 bytes of each parameter and writes 12, and 2 more for the rounded weight.
@@ -21,12 +21,12 @@ pub(crate) static ADAMW: Kernel = Kernel {
     params: AdamWParams::DECLARATION,
     tensors: &[
         Binding::read("grad", F32),
-        Binding::read("clip", F32),
-        Binding::read("step", F32),
         Binding::in_place("param", F32),
         Binding::in_place("m", F32),
         Binding::in_place("v", F32),
         Binding::write("half", &[DType::Bf16]).optional(),
+        Binding::read("clip", F32),
+        Binding::read("step", F32),
     ],
     maps: 0,
     constants: &[],
@@ -63,9 +63,8 @@ pub(crate) static BIAS_UPDATE: Kernel = Kernel {
 };
 
 pub(super) fn adamw(gpu: &Arc<Gpu>, op: &AdamW<'_>) -> Result<()> {
-    let params = AdamWParams {
-        rows: word(op.param.rows()),
-        columns: word(op.param.cols()),
+    let params = |elements| AdamWParams {
+        elements,
         beta1: op.beta1.to_bits(),
         rest1: (1.0 - op.beta1).to_bits(),
         beta2: op.beta2.to_bits(),
@@ -73,8 +72,8 @@ pub(super) fn adamw(gpu: &Arc<Gpu>, op: &AdamW<'_>) -> Result<()> {
         eps: op.eps.to_bits(),
         decay: op.decay.to_bits(),
     };
-    let tensors = [Some(op.grad), Some(op.clip), Some(op.step), Some(op.param), Some(op.m), Some(op.v), op.half];
-    threads(gpu, &ADAMW, &tensors, params.words(), op.param.len().div_ceil(RUN))
+    let flat = [Some(op.grad), Some(op.param), Some(op.m), Some(op.v), op.half];
+    elements(gpu, &ADAMW, &flat, &[Some(op.clip), Some(op.step)], |count| params(count).words())
 }
 
 pub(super) fn clip_scale(gpu: &Arc<Gpu>, op: &ClipScale<'_>) -> Result<()> {
