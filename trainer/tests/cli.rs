@@ -106,6 +106,8 @@ fn command_lines_that_are_none() {
     refused(&["generate"], &["--prompt"]);
     refused(&["generate", "--prompt", "a", "--temperature=-1"], &["--temperature is -1"]);
     refused(&["generate", "--prompt", "a", "--top-p", "1.5"], &["--top-p is 1.5"]);
+    refused(&["generate", "--prompt", "a", "--ranks", "2"], &["--ranks is 2", "one rank"]);
+    refused(&["generate", "--prompt", "a", "--expert-parallel", "2"], &["--expert-parallel is 2", "one rank"]);
     refused(&["eval"], &["no run in out/"]);
     refused(&["train", "--resume"], &["no run in out/"]);
     refused(&["train", "--resume", "--out", "absent"], &["--out absent"]);

@@ -345,8 +345,10 @@ fn generate(args: &GenerateArgs) -> Result<()> {
     if !(0.0..=1.0).contains(&top_p) {
         return Err(Error::Usage(format!("--top-p is {top_p}, expected 0 to 1")));
     }
-    if let Some(ranks) = args.machine.ranks.filter(|&ranks| ranks != 1) {
-        return Err(Error::Usage(format!("--ranks is {ranks}, but generate runs on one rank")));
+    for (option, ranks) in [("--ranks", args.machine.ranks), ("--expert-parallel", args.machine.expert_parallel)] {
+        if let Some(ranks) = ranks.filter(|&ranks| ranks != 1) {
+            return Err(Error::Usage(format!("{option} is {ranks}, but generate runs on one rank")));
+        }
     }
     let options = args.machine.options(PathBuf::new(), false)?;
     let checkpoint = checkpoint(args.run.as_deref())?;
