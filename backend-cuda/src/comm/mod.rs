@@ -190,16 +190,17 @@ impl Comm {
 }
 
 impl Drop for Comm {
-    /// Takes leave of the other ranks, unless they have failed: then what is under way ends by itself or with the process.
+    /// Takes leave of the other ranks, unless they have failed: then what is under way is broken off, since memory and
+    /// connections that it uses go away next.
     fn drop(&mut self) {
         let Some(ties) = &self.ties else { return };
-        if self.check(OP).is_err() {
-            return;
-        }
+        let well = || self.check(OP).is_ok();
         // The watchdog ends this wait if the other ranks do not.
-        let waited = self.gpu.bind(OP).and_then(|()| self.gpu.synchronize(OP));
-        if waited.is_ok() && self.check(OP).is_ok() {
+        let waited = || self.gpu.bind(OP).and_then(|()| self.gpu.synchronize(OP)).is_ok();
+        if well() && waited() && well() {
             ties.control.leave(self.channels.each_ref().map(|channel| channel.board.progress().1));
+        } else {
+            self.channels.iter().for_each(|channel| channel.break_off());
         }
     }
 }
