@@ -32,6 +32,22 @@ fn the_defaults_are_valid_for_one_two_and_four_ranks() {
 }
 
 #[test]
+fn the_configuration_for_gpus_is_valid_for_as_many_as_the_readme_starts() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let config = Config::load(Some(&root.join("configs/h200-2b.toml")), &[]).unwrap();
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let launched: Vec<usize> = readme
+        .lines()
+        .filter(|line| line.contains("configs/h200-2b.toml"))
+        .filter_map(|line| line.split("--nproc ").nth(1)?.split(' ').next()?.parse().ok())
+        .collect();
+    assert!(!launched.is_empty());
+    for ranks in launched.into_iter().chain([1]) {
+        config.check(ranks, ranks).unwrap();
+    }
+}
+
+#[test]
 fn the_effective_configuration_reads_back() {
     let config = load(&[
         "train.seed=7",
