@@ -25,13 +25,14 @@ const UNDEFINED: u32 = 0xFFFF_FFFF;
 /// A new tensor.
 pub(super) fn alloc(dtype: DType, shape: &[usize], memory: Memory, available: u64) -> Result<Tensor> {
     let bytes = shape.iter().try_fold(dtype.size() as u64, |n, &d| n.checked_mul(d as u64)).unwrap_or(u64::MAX);
-    let capacity = |hint: &str| Error::Capacity { op: "alloc", needed: bytes, available, hint: hint.into() };
+    let capacity = |available, hint: &str| Error::Capacity { op: "alloc", needed: bytes, available, hint: hint.into() };
     if bytes > available {
-        return Err(capacity("a smaller batch, more chunks, or more memory"));
+        return Err(capacity(available, "a smaller batch, more chunks, or more memory"));
     }
-    let words = usize::try_from(bytes.div_ceil(4)).map_err(|_| capacity("a 64-bit machine"))?;
+    let words = usize::try_from(bytes.div_ceil(4)).map_err(|_| capacity(available, "a 64-bit machine"))?;
     let mut buffer = Vec::new();
-    buffer.try_reserve_exact(words).map_err(|_| capacity("the system refused"))?;
+    // How much is left, the system does not tell.
+    buffer.try_reserve_exact(words).map_err(|_| capacity(0, "the system refused; a smaller batch, or more chunks"))?;
     buffer.resize(words, UNDEFINED);
     Ok(Tensor::from_storage(Arc::new(Buffer(RecursiveRwLock::new(buffer))), shape, dtype, memory))
 }
@@ -195,6 +196,8 @@ mod tests {
             let error = alloc(DType::F32, shape, Memory::Device, 1024).unwrap_err();
             assert!(matches!(error, Error::Capacity { available: 1024, .. }), "{error}");
         }
+        let error = alloc(DType::F32, &[1 << 60], Memory::Device, u64::MAX).unwrap_err();
+        assert!(matches!(error, Error::Capacity { available: 0, .. }), "{error}");
         alloc(DType::F32, &[256], Memory::Device, 1024).unwrap();
     }
 
