@@ -1,168 +1,231 @@
 // Causal softmax attention of bf16 operands on tensor cores. NUMERICS.md, "Attention", forward.
 //
 // q [tokens, heads * qk_dim], k [.., kv_heads * qk_dim], v [.., kv_heads * v_dim], out [.., heads * v_dim], lse [.., heads],
-// start [tokens], first [batch, blocks of 64 rows].
+// start [tokens], first [batch, blocks of 64 rows]. Maps: q in boxes of 64 * WARPGROUPS rows, k and v of 128.
 //
-// A warpgroup has 64 rows of a head: their scores with a tile of 128 keys, their results and all of the softmax stay in
-// its registers, where a thread of a quad holds the very columns that one lane of the rule's sum adds. The WARPGROUPS
-// of a thread block share the tiles of keys and values, of which STAGES are in shared memory. QK and V are the heads'
-// elements, padded to 16, 32 or a multiple of 64.
+// A consumer warpgroup has 64 rows of a head: their scores with a tile of 128 keys, their results and all of the softmax
+// stay in its registers, where a thread of a quad holds the very columns that one lane of the rule's sum adds. While it
+// works on the softmax of a tile, the tensor cores multiply the probabilities of the tile before with its values; only
+// the largest heads leave no registers for that. QK and V are the heads' elements, padded to 16, 32 or a multiple of 64.
 //
-// Shared memory: q [64 * WARPGROUPS, QK], then STAGES times k [128, QK] and v [128, V].
+// Shared memory: q [64 * WARPGROUPS, QK], STAGES times k [128, QK] and v [128, V], Control.
 
+constexpr u32 STEPS = KEY_TILE / STEP;
 using Scores = float[KEY_TILE / 2];
+using Probabilities = u32[STEPS][4];
 
-constexpr u32 THREADS = WARPGROUPS * WARPGROUP;
 constexpr u32 Q_ROWS = WARPGROUPS * BLOCK;
 constexpr u32 Q_BYTES = tile_bytes(Q_ROWS, QK), K_BYTES = tile_bytes(KEY_TILE, QK), V_BYTES = tile_bytes(KEY_TILE, V);
+constexpr bool OVERLAP = V <= 192;
 
 extern __shared__ __align__(1024) u8 shared[];
 
-// The scores of one row in a tile that a thread has: the pairs of columns from `column` on, eight apart. Columns are counted
-// from the first visible key, so that those below `seen` are visible (and those before it far above).
-struct RowScores {
-    Scores& all;
-    // 0: the upper row of the thread, 1: the lower.
-    u32 half, column, seen;
-
-    template <class Use>
-    __device__ __forceinline__ void each(Use use) {
-#pragma unroll
-        for (u32 i = 0; i < KEY_TILE / 8; i++) {
-#pragma unroll
-            for (u32 j = 0; j < 2; j++) use(all[4 * i + 2 * half + j], column + 8 * i + j < seen);
-        }
-    }
+struct Control {
+    u64 q;
+    Ring k, v;
 };
+static_assert(sizeof(Control) <= CONTROL_BYTES);
 
-// The softmax of a row as far as its tiles have been seen; the four threads of a quad hold the same.
+__device__ __forceinline__ Control& control() {
+    return *reinterpret_cast<Control*>(shared + Q_BYTES + STAGES * (K_BYTES + V_BYTES));
+}
+
+__device__ __forceinline__ u32 q_tile() { return shared_address(shared); }
+__device__ __forceinline__ u32 k_tile(u32 stage) { return q_tile() + Q_BYTES + stage * K_BYTES; }
+__device__ __forceinline__ u32 v_tile(u32 stage) { return q_tile() + Q_BYTES + STAGES * K_BYTES + stage * V_BYTES; }
+
+__device__ __forceinline__ void produce(const Given& given, const Work& work, const Keys& keys) {
+    const Params& p = given.params;
+    const Source q = {given.q, &given.maps[0], p.heads, p.qk_dim};
+    const Source k = {given.k, &given.maps[1], p.kv_heads, p.qk_dim}, v = {given.v, &given.maps[2], p.kv_heads, p.v_dim};
+    const u32 kv_head = work.head / (p.heads / p.kv_heads);
+    bring<Q_ROWS, QK>(q_tile(), &control().q, q, p, work.batch, work.head, work.tile * Q_ROWS);
+    brought(&control().q);
+    Place place;
+    for (u32 tile = keys.begin; tile < keys.end; tile += KEY_TILE) {
+        control().k.wait_empty(place);
+        bring<KEY_TILE, QK>(k_tile(place.stage), control().k.full + place.stage, k, p, work.batch, kv_head, tile);
+        brought(control().k.full + place.stage);
+        control().v.wait_empty(place);
+        bring<KEY_TILE, V>(v_tile(place.stage), control().v.full + place.stage, v, p, work.batch, kv_head, tile);
+        brought(control().v.full + place.stage);
+        place.advance();
+    }
+}
+
+// The softmax of a thread's upper and lower row as far as their tiles have been seen; the four threads of a quad hold the
+// same.
 struct Softmax {
-    float largest = -INFINITY_F32, sum = 0.0f;
+    float largest[2] = {-INFINITY_F32, -INFINITY_F32}, sum[2] = {0.0f, 0.0f};
 
-    // Turns the products of the row with the tile's keys from `tile` on into probabilities; returns the factor of what was
-    // accumulated before.
-    __device__ __forceinline__ float advance(Scores& s, u32 half, u32 tile, u32 row, u32 start, float scale) {
-        const u32 first = max(start, tile), end = min(row + 1, tile + KEY_TILE), seen = end > first ? end - first : 0;
-        RowScores scores = {s, half, tile + threadIdx.x % 4 * 2 - first, seen};
-        const bool whole = __all_sync(ALL_LANES, seen == KEY_TILE);
+    // Turns the products of the rows with the tile's keys from `tile` on into probabilities; `alpha` becomes the factors
+    // of what was accumulated before.
+    __device__ __forceinline__ void advance(Scores& s, float (&alpha)[2], u32 tile, u32 row, const u32 (&start)[2], float scale) {
+        const auto seen = [&](u32 i) {
+            const u32 half = i / 2 % 2;
+            return visible(tile + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, start[half], row + 8 * half);
+        };
+        const bool whole = __all_sync(ALL_LANES, max(start[0], start[1]) <= tile && tile + KEY_TILE <= row + 1);
 
-        // The sign of a zero, in which fmaxf differs from the rule, changes nothing below.
-        float highest = -INFINITY_F32;
-        if (whole) {
-            scores.each([&](float& score, bool) { highest = fmaxf(highest, score *= scale); });
-        } else {
-            scores.each([&](float& score, bool visible) {
-                score *= scale;
-                if (visible) highest = fmaxf(highest, score);
-            });
+#pragma unroll
+        for (u32 i = 0; i < KEY_TILE / 2; i++) s[i] *= scale;
+        if (!whole) {
+#pragma unroll
+            for (u32 i = 0; i < KEY_TILE / 2; i++) s[i] = seen(i) ? s[i] : -INFINITY_F32;
         }
-        highest = fmaxf(highest, __shfl_xor_sync(ALL_LANES, highest, 1));
-        highest = fmaxf(highest, __shfl_xor_sync(ALL_LANES, highest, 2));
-        highest = fmaxf(largest, highest);
-
-        bool ordinary = whole;
-        scores.each([&](float& score, bool) {
-            score -= highest;
-            ordinary &= exp_is_ordinary(score);
-        });
-        float lane = 0.0f;
-        if (__all_sync(ALL_LANES, ordinary)) {
-            scores.each([&](float& score, bool) { lane += score = f32_exp_ordinary(score); });
-        } else {
-            scores.each([&](float& score, bool visible) { lane += score = visible ? f32_exp(score) : 0.0f; });
+        // Two for each row, so that one does not wait for the other. The sign of a zero, in which fmaxf differs from the
+        // rule, changes nothing below.
+        float highest[4] = {largest[0], largest[0], largest[1], largest[1]};
+#pragma unroll
+        for (u32 i = 0; i < KEY_TILE / 2; i++) {
+            float& most = highest[i / 2 % 2 * 2 + i % 2];
+            most = fmaxf(most, s[i]);
         }
-        lane += __shfl_xor_sync(ALL_LANES, lane, 1);
-        lane += __shfl_xor_sync(ALL_LANES, lane, 2);
-        if (seen == 0) return 1.0f;
-        const float alpha = largest == -INFINITY_F32 ? 0.0f : f32_exp(largest - highest);
-        sum = sum * alpha + lane;
-        largest = highest;
-        return alpha;
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            float most = fmaxf(highest[2 * half], highest[2 * half + 1]);
+            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+            alpha[half] = largest[half] == -INFINITY_F32 ? 0.0f : f32_exp(largest[half] - most);
+            largest[half] = most;
+        }
+
+        bool ordinary[4] = {whole, whole, whole, whole};
+#pragma unroll
+        for (u32 i = 0; i < KEY_TILE / 2; i++) {
+            s[i] -= largest[i / 2 % 2];
+            ordinary[i % 4] &= exp_is_ordinary(s[i]);
+        }
+        float lane[2] = {0.0f, 0.0f};
+        if (__all_sync(ALL_LANES, ordinary[0] && ordinary[1] && ordinary[2] && ordinary[3])) {
+#pragma unroll
+            for (u32 i = 0; i < KEY_TILE / 2; i++) lane[i / 2 % 2] += s[i] = f32_exp_ordinary(s[i]);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < KEY_TILE / 2; i++) lane[i / 2 % 2] += s[i] = f32_exp(seen(i) ? s[i] : -INFINITY_F32);
+        }
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            lane[half] += __shfl_xor_sync(ALL_LANES, lane[half], 1);
+            lane[half] += __shfl_xor_sync(ALL_LANES, lane[half], 2);
+            sum[half] = sum[half] * alpha[half] + lane[half];
+        }
     }
 };
+
+__device__ __forceinline__ void consume(const Given& given, const Work& work, const Keys& all) {
+    const Params& p = given.params;
+    const u64 token = static_cast<u64>(work.batch) * p.sequence;
+    const u32 block = work.tile * WARPGROUPS + consumer(), row = block * BLOCK + row_in_block();
+    const u32 start[2] = {first_key(given.start, token, row, p.sequence), first_key(given.start, token, row + 8, p.sequence)};
+    const Keys own = keys_of(given.first, work.batch, p.blocks, block, p.sequence);
+    const u32 q_rows = q_tile() + consumer() * BLOCK * SPAN_BYTES;
+    const float scale = __uint_as_float(p.scale);
+
+    Softmax softmax;
+    float o[V / 2];
+    Scores s;
+    Probabilities probabilities;
+    clear(o);
+
+    Place place, before;
+    u32 tile = all.begin;
+    // Tiles that other warpgroups read.
+    const auto pass = [&](u32 end) {
+        for (; tile < end; tile += KEY_TILE) {
+            control().k.wait_full(place);
+            control().k.leave(place.stage);
+            control().v.wait_full(place);
+            control().v.leave(place.stage);
+            place.advance();
+        }
+    };
+    const auto start_scores = [&] {
+        control().k.wait_full(place);
+        wgmma_begin(s);
+        multiply_rows<QK, Q_ROWS, KEY_TILE>(s, q_rows, k_tile(place.stage));
+        wgmma_commit();
+    };
+    const auto start_values = [&] {
+        control().v.wait_full(before);
+        wgmma_begin(o, probabilities);
+        multiply_steps<KEY_TILE, 0, STEPS>(o, probabilities, v_tile(before.stage), 0);
+        wgmma_commit();
+    };
+
+    barrier_wait(&control().q, 0);
+    pass(min(own.begin, all.end));
+    if (tile < own.end) {
+        start_scores();
+        wgmma_wait<0>(s);
+        while (true) {
+            control().k.leave(place.stage);
+            float alpha[2];
+            softmax.advance(s, alpha, tile, row, start, scale);
+            if (OVERLAP) wgmma_wait<0>(o, probabilities);
+            if (OVERLAP && tile > own.begin) control().v.leave(before.stage);
+#pragma unroll
+            for (u32 i = 0; i < V / 2; i++) o[i] *= alpha[i / 2 % 2];
+            pack(probabilities, s);
+            before = place;
+            place.advance();
+            tile += KEY_TILE;
+            if (tile >= own.end) break;
+            if (!OVERLAP) {
+                start_values();
+                wgmma_wait<0>(o, probabilities);
+                control().v.leave(before.stage);
+            }
+            start_scores();
+            if (OVERLAP) start_values();
+            wgmma_wait<OVERLAP>(s);
+        }
+        control().v.wait_full(before);
+        wgmma_begin(o, probabilities);
+        multiply_steps<KEY_TILE, 0, STEPS / 2>(o, probabilities, v_tile(before.stage), 0);
+        wgmma_commit();
+        wgmma_wait<0>(o, probabilities);
+        // The keys past the block's last row are no terms.
+        if (tile - KEY_TILE / 2 < own.end) {
+            wgmma_begin(o, probabilities);
+            multiply_steps<KEY_TILE, STEPS / 2, STEPS>(o, probabilities, v_tile(before.stage), 0);
+            wgmma_commit();
+            wgmma_wait<0>(o, probabilities);
+        }
+        control().v.leave(before.stage);
+    }
+    pass(all.end);
+
+    store_rows<V>(given.out, p.heads, p.v_dim, token, p.sequence, work.head, row,
+                  [&](u32 half, u32 i) { return softmax.sum[half] == 0.0f ? 0.0f : o[i] / softmax.sum[half]; });
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        if (threadIdx.x % 4 == 0 && row + 8 * half < p.sequence) {
+            given.lse[(token + row + 8 * half) * p.heads + work.head] = softmax.largest[half] + f32_log(softmax.sum[half]);
+        }
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Given given) {
     begin(given);
     const Params& p = given.params;
-    const u32 heads = p.batch * p.heads, row_tiles = (p.sequence + Q_ROWS - 1) / Q_ROWS;
+    const u32 row_tiles = (p.sequence + Q_ROWS - 1) / Q_ROWS;
+    Work work = work_of(p, row_tiles, p.heads, p.heads / p.kv_heads, 1);
     // The rows that see most come first.
-    const u32 row_tile = row_tiles - 1 - blockIdx.x / heads;
-    const u32 batch = blockIdx.x % heads / p.heads, head = blockIdx.x % p.heads, kv_head = head / (p.heads / p.kv_heads);
-    const u64 token = static_cast<u64>(batch) * p.sequence;
+    work.tile = row_tiles - 1 - work.tile;
+    const Keys keys = keys_of(given.first, work.batch, p.blocks, work.tile * WARPGROUPS, p.sequence, WARPGROUPS);
 
-    const u32 warpgroup = threadIdx.x / WARPGROUP;
-    const u32 block = row_tile * WARPGROUPS + warpgroup;
-    const u32 row = block * BLOCK + threadIdx.x % WARPGROUP / LANES * 16 + lane_id() / 4;
-    const u32 start[2] = {first_key(given.start, token, row, p.sequence), first_key(given.start, token, row + 8, p.sequence)};
-
-    const Keys own = keys_of(given.first, batch, p.blocks, block, p.sequence);
-    const Keys all = keys_of(given.first, batch, p.blocks, row_tile * WARPGROUPS, p.sequence, WARPGROUPS);
-
-    const u32 q_tile = shared_address(shared);
-    const u32 q_rows = q_tile + warpgroup * BLOCK * SPAN * 2;
-    const bool q_vectors = in_vectors(given.q, p.qk_dim);
-    const bool k_vectors = in_vectors(given.k, p.qk_dim), v_vectors = in_vectors(given.v, p.v_dim);
-    const auto load_keys = [&](u32 stage, u32 key) {
-        const u32 k_tile = q_tile + Q_BYTES + stage * (K_BYTES + V_BYTES);
-        load_tile<KEY_TILE, QK, THREADS>(
-            k_tile, rows_of(given.k, p.kv_heads, p.qk_dim, token, p.sequence, kv_head, key), k_vectors);
-        load_tile<KEY_TILE, V, THREADS>(
-            k_tile + K_BYTES, rows_of(given.v, p.kv_heads, p.v_dim, token, p.sequence, kv_head, key), v_vectors);
-        copies_commit();
-    };
-    load_tile<Q_ROWS, QK, THREADS>(
-        q_tile, rows_of(given.q, p.heads, p.qk_dim, token, p.sequence, head, row_tile * Q_ROWS), q_vectors);
-    if (all.begin < all.end) load_keys(0, all.begin);
-
-    Softmax softmax[2];
-    Accumulator<V> o;
-    o.clear();
-    u32 stage = 0;
-    for (u32 tile = all.begin; tile < all.end; tile += KEY_TILE) {
-        tiles_ready();
-        const u32 next = tile + KEY_TILE;
-        if (STAGES > 1 && next < all.end) load_keys(stage ^ 1, next);
-        if (own.has(tile)) {
-            const u32 k_tile = q_tile + Q_BYTES + stage * (K_BYTES + V_BYTES);
-            Scores s;
-            products_begin(s);
-            multiply_rows<QK, Q_ROWS, KEY_TILE>(s, q_rows, k_tile);
-            products_done(s);
-            const float scale = __uint_as_float(p.scale);
-            const float upper = softmax[0].advance(s, 0, tile, row, start[0], scale);
-            const float lower = softmax[1].advance(s, 1, tile, row + 8, start[1], scale);
-            o.scale(upper, lower);
-            u32 probabilities[KEY_TILE / STEP][4];
-#pragma unroll
-            for (u32 i = 0; i < KEY_TILE / 4; i++) probabilities[i / 4][i % 4] = bf16_pair(s[2 * i], s[2 * i + 1]);
-#pragma unroll
-            for (u32 half = 0; half < KEY_TILE; half += BLOCK) {
-                // The keys past the block's last row are no terms.
-                if (tile + half >= own.end) continue;
-                products_begin(o, probabilities);
-#pragma unroll
-                for (u32 i = 0; i < BLOCK; i += STEP) {
-                    multiply_step<KEY_TILE>(o, probabilities[(half + i) / STEP], k_tile + K_BYTES, half + i);
-                }
-                products_done(o);
-            }
-        }
-        if (STAGES == 1) {
-            __syncthreads();
-            if (next < all.end) load_keys(0, next);
-        } else {
-            stage ^= 1;
-        }
+    if (threadIdx.x == 0) {
+        barrier_init(&control().q, PRODUCERS);
+        control().k.init(PRODUCERS, CONSUMER_WARPS);
+        control().v.init(PRODUCERS, CONSUMER_WARPS);
     }
-
-    const auto quotient = [&](u32 half, u32 piece, u32 i) {
-        return softmax[half].sum == 0.0f ? 0.0f : o.piece[piece][i] / softmax[half].sum;
-    };
-    store_rows<V>(given.out, p.heads, p.v_dim, token, p.sequence, head, row, quotient);
-#pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        if (threadIdx.x % 4 == 0 && row + 8 * half < p.sequence) {
-            given.lse[(token + row + 8 * half) * p.heads + head] = softmax[half].largest + f32_log(softmax[half].sum);
-        }
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        registers_give<PRODUCER_REGISTERS>();
+        if (threadIdx.x < PRODUCERS) produce(given, work, keys);
+    } else {
+        registers_take<CONSUMER_REGISTERS>();
+        consume(given, work, keys);
     }
 }

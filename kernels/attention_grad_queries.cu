@@ -1,112 +1,187 @@
 // The gradient of the queries of attention with bf16 operands on tensor cores. NUMERICS.md, "Attention", backward.
 //
 // q, d_q [tokens, heads * qk_dim], k [.., kv_heads * qk_dim], v [.., kv_heads * v_dim], d_out [.., heads * v_dim],
-// lse, delta [.., heads], start [tokens], first [batch, blocks of 64 rows].
+// lse, delta [.., heads], start [tokens], first [batch, blocks of 64 rows]. Maps: q and d_out in boxes of 64 * WARPGROUPS
+// rows, k and v of KEYS.
 //
-// A warpgroup has 64 rows of a head, and holds their chains in registers while the keys go by in blocks of 64, which the
-// WARPGROUPS of a thread block share; STAGES of them are in shared memory. QK and V are the heads' elements, padded
-// to 16, 32 or a multiple of 64.
+// A consumer warpgroup has 64 rows of a head, and holds their chains in registers while the keys go by in tiles of KEYS.
+// While it computes the gradients of a tile's scores, the tensor cores multiply those of the tile before with its keys.
+// QK and V are the heads' elements, padded to 16, 32 or a multiple of 64.
 //
-// Shared memory: q [64 * WARPGROUPS, QK], d_out [64 * WARPGROUPS, V], then STAGES times k [64, QK] and v [64, V].
+// Shared memory: q [64 * WARPGROUPS, QK], d_out [64 * WARPGROUPS, V], STAGES times k [KEYS, QK] and v [KEYS, V], Control.
 
-constexpr u32 THREADS = WARPGROUPS * WARPGROUP;
+static_assert(STAGES > 1);
+
+constexpr u32 STEPS = KEYS / STEP;
+using Scores = float[KEYS / 2];
+using Slopes = u32[STEPS][4];
+
 constexpr u32 ROWS = WARPGROUPS * BLOCK;
 constexpr u32 Q_BYTES = tile_bytes(ROWS, QK), D_OUT_BYTES = tile_bytes(ROWS, V);
-constexpr u32 K_BYTES = tile_bytes(BLOCK, QK), V_BYTES = tile_bytes(BLOCK, V);
+constexpr u32 K_BYTES = tile_bytes(KEYS, QK), V_BYTES = tile_bytes(KEYS, V);
 
 extern __shared__ __align__(1024) u8 shared[];
+
+struct Control {
+    u64 rows;
+    Ring keys;
+};
+static_assert(sizeof(Control) <= CONTROL_BYTES);
+
+__device__ __forceinline__ Control& control() {
+    return *reinterpret_cast<Control*>(shared + Q_BYTES + D_OUT_BYTES + STAGES * (K_BYTES + V_BYTES));
+}
+
+__device__ __forceinline__ u32 q_tile() { return shared_address(shared); }
+__device__ __forceinline__ u32 d_out_tile() { return q_tile() + Q_BYTES; }
+__device__ __forceinline__ u32 k_tile(u32 stage) { return d_out_tile() + D_OUT_BYTES + stage * (K_BYTES + V_BYTES); }
+__device__ __forceinline__ u32 v_tile(u32 stage) { return k_tile(stage) + K_BYTES; }
+
+__device__ __forceinline__ void produce(const Given& given, const Work& work, const Keys& keys) {
+    const Params& p = given.params;
+    const Source q = {given.q, &given.maps[0], p.heads, p.qk_dim}, d_out = {given.d_out, &given.maps[1], p.heads, p.v_dim};
+    const Source k = {given.k, &given.maps[2], p.kv_heads, p.qk_dim}, v = {given.v, &given.maps[3], p.kv_heads, p.v_dim};
+    const u32 kv_head = work.head / (p.heads / p.kv_heads);
+    bring<ROWS, QK>(q_tile(), &control().rows, q, p, work.batch, work.head, work.tile * ROWS);
+    bring<ROWS, V>(d_out_tile(), &control().rows, d_out, p, work.batch, work.head, work.tile * ROWS);
+    brought(&control().rows);
+    Place place;
+    for (u32 tile = keys.begin; tile < keys.end; tile += KEYS) {
+        u64* full = control().keys.full + place.stage;
+        control().keys.wait_empty(place);
+        bring<KEYS, QK>(k_tile(place.stage), full, k, p, work.batch, kv_head, tile);
+        bring<KEYS, V>(v_tile(place.stage), full, v, p, work.batch, kv_head, tile);
+        brought(full);
+        place.advance();
+    }
+}
+
+// What a thread knows of its upper and its lower row.
+struct RowFacts {
+    u32 row, start[2];
+    float lse[2], delta[2];
+
+    // Turns the products of the rows with the tile's keys from `tile` on, and of the result's gradient with its values,
+    // `ds`, into gradients of the scores.
+    __device__ __forceinline__ void slopes(Scores& s, Scores& ds, u32 tile, float scale) const {
+        const bool whole = max(start[0], start[1]) <= tile && tile + KEYS <= row + 1;
+        bool ordinary[4] = {whole, whole, whole, whole};
+#pragma unroll
+        for (u32 i = 0; i < KEYS / 2; i++) {
+            const u32 half = i / 2 % 2;
+            s[i] = s[i] * scale - lse[half];
+            ds[i] -= delta[half];
+            ordinary[i % 4] &= exp_is_ordinary(s[i]);
+        }
+        if (__all_sync(ALL_LANES, ordinary[0] && ordinary[1] && ordinary[2] && ordinary[3])) {
+#pragma unroll
+            for (u32 i = 0; i < KEYS / 2; i++) ds[i] = f32_exp_ordinary(s[i]) * ds[i];
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < KEYS / 2; i++) {
+                const u32 half = i / 2 % 2, key = tile + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+                const bool seen = visible(key, start[half], row + 8 * half);
+                const float slope = f32_exp(seen ? s[i] : -INFINITY_F32) * ds[i];
+                ds[i] = seen ? slope : 0.0f;
+            }
+        }
+    }
+};
+
+__device__ __forceinline__ void consume(const Given& given, const Work& work, const Keys& all) {
+    const Params& p = given.params;
+    const u64 token = static_cast<u64>(work.batch) * p.sequence;
+    const u32 block = work.tile * WARPGROUPS + consumer();
+    RowFacts rows;
+    rows.row = block * BLOCK + row_in_block();
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        const u32 row = rows.row + 8 * half;
+        const bool there = row < p.sequence;
+        const u64 query = (token + row) * p.heads + work.head;
+        rows.lse[half] = there ? given.lse[query] : 0.0f;
+        rows.delta[half] = there ? given.delta[query] : 0.0f;
+        rows.start[half] = first_key(given.start, token, row, p.sequence);
+    }
+    const Keys own = keys_of(given.first, work.batch, p.blocks, block, p.sequence);
+    const u32 q_rows = q_tile() + consumer() * BLOCK * SPAN_BYTES, d_out_rows = d_out_tile() + consumer() * BLOCK * SPAN_BYTES;
+    const float scale = __uint_as_float(p.scale);
+
+    float d_q[QK / 2];
+    Scores s, ds;
+    Slopes slopes;
+    clear(d_q);
+
+    Place place, before;
+    u32 tile = all.begin;
+    // Tiles that other warpgroups read.
+    const auto pass = [&](u32 end) {
+        for (; tile < end; tile += KEYS) {
+            control().keys.wait_full(place);
+            control().keys.leave(place.stage);
+            place.advance();
+        }
+    };
+    const auto start_scores = [&] {
+        control().keys.wait_full(place);
+        wgmma_begin(s, ds);
+        multiply_rows<QK, ROWS, KEYS>(s, q_rows, k_tile(place.stage));
+        multiply_rows<V, ROWS, KEYS>(ds, d_out_rows, v_tile(place.stage));
+        wgmma_commit();
+    };
+    const auto start_chains = [&] {
+        wgmma_begin(d_q, slopes);
+        multiply_steps<KEYS, 0, STEPS>(d_q, slopes, k_tile(before.stage), 0);
+        wgmma_commit();
+    };
+
+    barrier_wait(&control().rows, 0);
+    pass(min(own.begin, all.end));
+    if (tile < own.end) {
+        start_scores();
+        wgmma_wait<0>(s, ds);
+        while (true) {
+            rows.slopes(s, ds, tile, scale);
+            wgmma_wait<0>(d_q, slopes);
+            if (tile > own.begin) control().keys.leave(before.stage);
+            pack(slopes, ds);
+            before = place;
+            place.advance();
+            tile += KEYS;
+            if (tile >= own.end) break;
+            start_scores();
+            start_chains();
+            wgmma_wait<1>(s, ds);
+        }
+        start_chains();
+        wgmma_wait<0>(d_q, slopes);
+        control().keys.leave(before.stage);
+    }
+    pass(all.end);
+
+    store_rows<QK>(given.d_q, p.heads, p.qk_dim, token, p.sequence, work.head, rows.row,
+                   [&](u32, u32 i) { return d_q[i] * scale; });
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_queries(const __grid_constant__ Given given) {
     begin(given);
     const Params& p = given.params;
-    const u32 heads = p.batch * p.heads, row_tiles = (p.sequence + ROWS - 1) / ROWS;
+    const u32 row_tiles = (p.sequence + ROWS - 1) / ROWS;
+    Work work = work_of(p, row_tiles, p.heads, p.heads / p.kv_heads, 1);
     // The rows that see most come first.
-    const u32 row_tile = row_tiles - 1 - blockIdx.x / heads;
-    const u32 batch = blockIdx.x % heads / p.heads, head = blockIdx.x % p.heads, kv_head = head / (p.heads / p.kv_heads);
-    const u64 token = static_cast<u64>(batch) * p.sequence;
+    work.tile = row_tiles - 1 - work.tile;
+    const Keys keys = keys_of(given.first, work.batch, p.blocks, work.tile * WARPGROUPS, p.sequence, WARPGROUPS);
 
-    const u32 warpgroup = threadIdx.x / WARPGROUP;
-    const u32 block = row_tile * WARPGROUPS + warpgroup;
-    const u32 row = block * BLOCK + threadIdx.x % WARPGROUP / LANES * 16 + lane_id() / 4;
-    float lse[2], delta[2];
-    u32 start[2];
-#pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        const bool there = row + 8 * half < p.sequence;
-        const u64 query = (token + row + 8 * half) * p.heads + head;
-        lse[half] = there ? given.lse[query] : 0.0f;
-        delta[half] = there ? given.delta[query] : 0.0f;
-        start[half] = first_key(given.start, token, row + 8 * half, p.sequence);
+    if (threadIdx.x == 0) {
+        barrier_init(&control().rows, PRODUCERS);
+        control().keys.init(PRODUCERS, CONSUMER_WARPS);
     }
-
-    const Keys own = keys_of(given.first, batch, p.blocks, block, p.sequence);
-    const Keys all = keys_of(given.first, batch, p.blocks, row_tile * WARPGROUPS, p.sequence, WARPGROUPS);
-
-    const u32 q_tile = shared_address(shared), d_out_tile = q_tile + Q_BYTES, key_tiles = d_out_tile + D_OUT_BYTES;
-    const bool q_vectors = in_vectors(given.q, p.qk_dim), k_vectors = in_vectors(given.k, p.qk_dim);
-    const bool v_vectors = in_vectors(given.v, p.v_dim), d_out_vectors = in_vectors(given.d_out, p.v_dim);
-    const auto load_keys = [&](u32 stage, u32 key) {
-        const u32 k_tile = key_tiles + stage * (K_BYTES + V_BYTES);
-        load_tile<BLOCK, QK, THREADS>(
-            k_tile, rows_of(given.k, p.kv_heads, p.qk_dim, token, p.sequence, kv_head, key), k_vectors);
-        load_tile<BLOCK, V, THREADS>(
-            k_tile + K_BYTES, rows_of(given.v, p.kv_heads, p.v_dim, token, p.sequence, kv_head, key), v_vectors);
-        copies_commit();
-    };
-    load_tile<ROWS, QK, THREADS>(
-        q_tile, rows_of(given.q, p.heads, p.qk_dim, token, p.sequence, head, row_tile * ROWS), q_vectors);
-    load_tile<ROWS, V, THREADS>(
-        d_out_tile, rows_of(given.d_out, p.heads, p.v_dim, token, p.sequence, head, row_tile * ROWS), d_out_vectors);
-    if (all.begin < all.end) load_keys(0, all.begin);
-
-    Accumulator<QK> d_q;
-    d_q.clear();
-    const float scale = __uint_as_float(p.scale);
-    u32 stage = 0;
-    for (u32 tile = all.begin; tile < all.end; tile += BLOCK) {
-        tiles_ready();
-        const u32 next = tile + BLOCK;
-        if (STAGES > 1 && next < all.end) load_keys(stage ^ 1, next);
-        if (own.has(tile)) {
-            const u32 k_tile = key_tiles + stage * (K_BYTES + V_BYTES);
-            float s[BLOCK / 2], ds[BLOCK / 2];
-            products_begin(s, ds);
-            multiply_rows<QK, ROWS, BLOCK>(s, q_tile + warpgroup * BLOCK * SPAN * 2, k_tile);
-            multiply_rows<V, ROWS, BLOCK>(ds, d_out_tile + warpgroup * BLOCK * SPAN * 2, k_tile + K_BYTES);
-            products_done(s, ds);
-            bool ordinary = max(start[0], start[1]) <= tile && tile + BLOCK <= row + 1;
-#pragma unroll
-            for (u32 i = 0; i < BLOCK / 2; i++) {
-                s[i] = s[i] * scale - lse[i / 2 % 2];
-                ordinary &= exp_is_ordinary(s[i]);
-            }
-            if (__all_sync(ALL_LANES, ordinary)) {
-#pragma unroll
-                for (u32 i = 0; i < BLOCK / 2; i++) ds[i] = f32_exp_ordinary(s[i]) * (ds[i] - delta[i / 2 % 2]);
-            } else {
-#pragma unroll
-                for (u32 i = 0; i < BLOCK / 2; i++) {
-                    const u32 half = i / 2 % 2, key = tile + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-                    const bool seen = visible(key, start[half], row + 8 * half);
-                    ds[i] = seen ? f32_exp(s[i]) * (ds[i] - delta[half]) : 0.0f;
-                }
-            }
-            u32 slopes[BLOCK / STEP][4];
-#pragma unroll
-            for (u32 i = 0; i < BLOCK / 4; i++) slopes[i / 4][i % 4] = bf16_pair(ds[2 * i], ds[2 * i + 1]);
-            products_begin(d_q, slopes);
-#pragma unroll
-            for (u32 i = 0; i < BLOCK / STEP; i++) multiply_step<BLOCK>(d_q, slopes[i], k_tile, i * STEP);
-            products_done(d_q);
-        }
-        if (STAGES == 1) {
-            __syncthreads();
-            if (next < all.end) load_keys(0, next);
-        } else {
-            stage ^= 1;
-        }
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        registers_give<PRODUCER_REGISTERS>();
+        if (threadIdx.x < PRODUCERS) produce(given, work, keys);
+    } else {
+        registers_take<CONSUMER_REGISTERS>();
+        consume(given, work, keys);
     }
-
-    store_rows<QK>(given.d_q, p.heads, p.qk_dim, token, p.sequence, head, row,
-                   [&](u32, u32 piece, u32 i) { return d_q.piece[piece][i] * scale; });
 }

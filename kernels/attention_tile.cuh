@@ -1,151 +1,170 @@
-// Tiles of attention's bf16 operands in shared memory, and the two products of a warpgroup with them. After sm90.cuh
-// and attention_visible.cuh.
+// The frame of attention on tensor cores: tiles of bf16 operands in shared memory, brought in by one warpgroup, and the
+// two products of the others with them. After sm90.cuh, ring.cuh and attention_visible.cuh.
 //
 // A tile [rows, columns] lies in spans of 64 columns: [columns / 64][rows][64], 128 bytes a row, swizzled as sm90.cuh
 // says. So it serves the chains along its columns (Major::CHAIN) and those along its rows (Major::ROWS) alike.
 //
+// BOXES: the copy engine brings the tiles, which takes 16-byte aligned heads; else threads do, element by element.
+//
 // Where there is no `wgmma` the same fragments go through `mma.sync`. That path was never run.
 
 constexpr u32 SPAN = 64;
+constexpr u32 SPAN_BYTES = SPAN * sizeof(bf16);
 // Products that one step of a chain adds.
 constexpr u32 STEP = 16;
 constexpr u32 WARPGROUP = 128;
 
-__device__ constexpr u32 tile_bytes(u32 rows, u32 columns) { return (columns + SPAN - 1) / SPAN * rows * SPAN * 2; }
+// The first warpgroup of a thread block produces tiles, WARPGROUPS consume them.
+constexpr u32 THREADS = (1 + WARPGROUPS) * WARPGROUP;
+constexpr u32 CONSUMER_WARPS = WARPGROUPS * WARPGROUP / LANES;
+// One warp commands the copy engine.
+constexpr u32 PRODUCERS = BOXES ? LANES : WARPGROUP;
+// A thread has 168 registers at the start, 64512 in all.
+constexpr u32 PRODUCER_REGISTERS = BOXES ? 24 : 56, CONSUMER_REGISTERS = BOXES ? 240 : 224;
 
-// Rows of one head: `count` of `dim` elements, `stride` elements apart.
-struct Rows {
-    const bf16* first;
-    u64 stride;
-    u32 count, dim;
+__device__ constexpr u32 tile_bytes(u32 rows, u32 columns) { return (columns + SPAN - 1) / SPAN * rows * SPAN_BYTES; }
 
-    __device__ __forceinline__ bf16 at(u32 row, u32 column) const {
-        return row < count && column < dim ? first[row * stride + column] : bf16{0};
+// ---- What a thread block works on ----
+
+struct Work {
+    // Of WARPGROUPS blocks of rows or keys.
+    u32 tile;
+    u32 batch, head;
+};
+
+// Heads whose rows that go by together fill this much of the L2 cache are worked on at a time, so that thread blocks read
+// them from there.
+constexpr u64 CACHE_SHARE = 32 << 20;
+
+// The work of this thread block, of `tiles` tiles of each of `heads` heads of a sequence. All tiles of some heads come one
+// after the other: the first of each of them, then the second, and so on. `readers` neighbouring heads read the same rows
+// of `readable` heads.
+__device__ __forceinline__ Work work_of(const Params& p, u32 tiles, u32 heads, u32 readers, u32 readable) {
+    const u32 all = p.batch * heads;
+    const u64 bytes = static_cast<u64>(p.sequence) * (p.qk_dim + p.v_dim) * sizeof(bf16) * readable;
+    const u32 together = static_cast<u32>(min(max(CACHE_SHARE / bytes, 1ull) * readers, static_cast<u64>(all)));
+    const u32 group = blockIdx.x / (together * tiles), within = blockIdx.x % (together * tiles);
+    const u32 count = min(together, all - group * together), head = group * together + within % count;
+    return {within / count, head / heads, head % heads};
+}
+
+// ---- The ring ----
+
+// The stages' barriers: filled by the producers, and left by the consumers' warps.
+struct Ring {
+    u64 full[STAGES];
+    u64 empty[STAGES];
+
+    // `arrivals` fill a stage, `warps` leave it.
+    __device__ void init(u32 arrivals, u32 warps) {
+        for (u32 stage = 0; stage < STAGES; stage++) {
+            barrier_init(full + stage, arrivals);
+            barrier_init(empty + stage, warps);
+        }
+        barrier_init_done();
+    }
+
+    // By the producers, before they fill the stage.
+    __device__ __forceinline__ void wait_empty(const Place& place) { barrier_wait(empty + place.stage, place.parity ^ 1); }
+
+    // By the consumers, before they read it.
+    __device__ __forceinline__ void wait_full(const Place& place) { barrier_wait(full + place.stage, place.parity); }
+
+    // By a warp that reads the stage no more.
+    __device__ __forceinline__ void leave(u32 stage) {
+        __syncwarp();
+        if (lane_id() == 0) barrier_arrive(empty + stage);
     }
 };
 
-// The rows from `row` on of a head in a tensor [tokens, heads * dim], at most `limit`; `token` is the sequence's first.
-__device__ __forceinline__ Rows rows_of(const bf16* x, u32 heads, u32 dim, u64 token, u32 sequence, u32 head, u32 row) {
-    const u64 stride = static_cast<u64>(heads) * dim;
-    const u32 count = row < sequence ? sequence - row : 0;
-    return {x + (count > 0 ? (token + row) * stride + static_cast<u64>(head) * dim : 0), stride, count, dim};
-}
+// ---- Producers ----
 
-// Whether every row of every head starts at a multiple of 16 bytes and ends at one.
-__device__ __forceinline__ bool in_vectors(const bf16* x, u32 dim) { return reinterpret_cast<u64>(x) % 16 == 0 && dim % 8 == 0; }
-
-// All threads of the block start to copy ROWS rows; the place beyond the rows and the columns that there are becomes
-// zero. `vectors`: see in_vectors.
-template <u32 ROWS, u32 COLUMNS, u32 THREADS>
-__device__ __forceinline__ void load_tile(u32 tile, const Rows& rows, bool vectors) {
-    constexpr u32 VECTORS = COLUMNS / 8;
-    for (u32 i = threadIdx.x; i < ROWS * VECTORS; i += THREADS) {
-        const u32 row = i / VECTORS, column = i % VECTORS * 8;
-        const u32 to = tile + column / SPAN * (ROWS * SPAN * 2) + swizzled(row * SPAN * 2 + column % SPAN * 2);
-        if (vectors) {
-            const bool there = row < rows.count && column < rows.dim;
-            copy_async_16(to, rows.first + (there ? row * rows.stride + column : 0), there ? 16 : 0);
-        } else {
-            u32 pairs[4];
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                pairs[j] = rows.at(row, column + 2 * j).bits | static_cast<u32>(rows.at(row, column + 2 * j + 1).bits) << 16;
-            }
-            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]),
-                         "r"(pairs[3])
-                         : "memory");
-        }
-    }
-}
-
-// Waits for the copies of all threads of the block and shows them to the tensor cores.
-__device__ __forceinline__ void tiles_ready() {
-    copies_wait<0>();
-    fence_async();
-    __syncthreads();
-}
-
-// Accumulators of 64 rows and COLUMNS columns, in pieces that one instruction takes. COLUMNS is 16, 32 or a multiple of 64.
-// Thread t of the warpgroup has in piece[p][4 i + 2 h + j] row 16 (t / 32) + 8 h + t % 32 / 4 and column
-// 64 p + 8 i + 2 (t % 4) + j.
-template <u32 COLUMNS>
-struct Accumulator {
-    static constexpr u32 PIECE = COLUMNS < SPAN ? COLUMNS : SPAN;
-    static constexpr u32 PIECES = COLUMNS / PIECE;
-    static_assert(COLUMNS % PIECE == 0 && PIECE % 16 == 0);
-
-    float piece[PIECES][PIECE / 2];
-
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (u32 p = 0; p < PIECES; p++) {
-#pragma unroll
-            for (u32 i = 0; i < PIECE / 2; i++) piece[p][i] = 0.0f;
-        }
-    }
-
-    // Multiplies this thread's upper and lower row.
-    __device__ __forceinline__ void scale(float upper, float lower) {
-#pragma unroll
-        for (u32 p = 0; p < PIECES; p++) {
-#pragma unroll
-            for (u32 i = 0; i < PIECE / 2; i++) piece[p][i] *= i / 2 % 2 == 0 ? upper : lower;
-        }
-    }
+// A tensor [batch, sequence, heads, dim]. `map`: its boxes [rows of a tile, 64 columns].
+struct Source {
+    const bf16* elements;
+    const TensorMap* map;
+    u32 heads, dim;
 };
+
+// Starts to bring in the rows from `row` on of a head; what lies beyond the sequence and the head becomes zero. By all
+// producers, before they arrive at `full`.
+template <u32 ROWS, u32 COLUMNS>
+__device__ __forceinline__ void bring(u32 tile, u64* full, const Source& source, const Params& p, u32 batch, u32 head, u32 row) {
+    if (BOXES) {
+        if (threadIdx.x > 0) return;
+        barrier_expect(full, tile_bytes(ROWS, COLUMNS));
+#pragma unroll
+        for (u32 column = 0; column < COLUMNS; column += SPAN) {
+            copy_box(tile + column / SPAN * ROWS * SPAN_BYTES, *source.map, full, column, head, row, batch);
+        }
+        return;
+    }
+    const u64 stride = static_cast<u64>(source.heads) * source.dim;
+    const bf16* first = source.elements + static_cast<u64>(batch) * p.sequence * stride + static_cast<u64>(head) * source.dim;
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < ROWS * COLUMNS / 2; i += WARPGROUP) {
+        const u32 r = i / (COLUMNS / 2), column = i % (COLUMNS / 2) * 2;
+        const auto element = [&](u32 c) -> u32 {
+            return row + r < p.sequence && c < source.dim ? first[(row + r) * stride + c].bits : 0;
+        };
+        const u32 to = tile + column / SPAN * ROWS * SPAN_BYTES + swizzled(r * SPAN_BYTES + column % SPAN * 2);
+        store_shared(to, element(column) | element(column + 1) << 16);
+    }
+}
+
+// By all producers: what they stored is there, and what they brought will be when it has come.
+__device__ __forceinline__ void brought(u64* full) {
+    if (!BOXES) fence_async();
+    barrier_arrive(full);
+}
+
+// ---- Consumers ----
+
+// The consumer warpgroup, known to be the same in all lanes.
+__device__ __forceinline__ u32 consumer() { return __shfl_sync(ALL_LANES, threadIdx.x / WARPGROUP - 1, 0); }
+
+// This thread's upper row of the 64 of its warpgroup; the lower one is 8 below.
+__device__ __forceinline__ u32 row_in_block() { return threadIdx.x % WARPGROUP / LANES * 16 + lane_id() / 4; }
+
+// Rounded to the operands' type: the accumulators of 64 rows become left factors.
+template <u32 STEPS>
+__device__ __forceinline__ void pack(u32 (&a)[STEPS][4], const float (&d)[STEPS * 8]) {
+#pragma unroll
+    for (u32 i = 0; i < STEPS * 4; i++) a[i / 4][i % 4] = bf16_pair(d[2 * i], d[2 * i + 1]);
+}
+
+template <u32 COUNT>
+__device__ __forceinline__ void clear(float (&d)[COUNT]) {
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) d[i] = 0.0f;
+}
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // The chains of 64 rows of `a` with 2 COUNT rows of `b` along DEPTH columns, from zero. A_ROWS, B_ROWS: those of the whole
-// tiles. Between products_begin and products_done.
+// tiles.
 template <u32 DEPTH, u32 A_ROWS, u32 B_ROWS, u32 COUNT>
 __device__ __forceinline__ void multiply_rows(float (&d)[COUNT], u32 a, u32 b) {
+    // Else the compiler would keep the descriptors of every step in registers from tile to tile.
+    asm volatile("" : "+r"(a));
     const u64 left = descriptor(a), right = descriptor(b);
 #pragma unroll
     for (u32 k = 0; k < DEPTH; k += STEP) {
-        const u32 span = k / SPAN * SPAN * 2, within = k % SPAN * 2;
+        const u32 span = k / SPAN * SPAN_BYTES, within = k % SPAN * 2;
         Wgmma<2 * COUNT>::template bf16_shared<Major::CHAIN, Major::CHAIN>(
             d, advanced(left, span * A_ROWS + within), advanced(right, span * B_ROWS + within), k > 0);
     }
 }
 
-// The chains go on with a step of `a` in registers and the 16 rows of `b` from `row` on, a multiple of 16. Between
-// products_begin and products_done.
-template <u32 B_ROWS, u32 COLUMNS>
-__device__ __forceinline__ void multiply_step(Accumulator<COLUMNS>& d, const u32 (&a)[4], u32 b, u32 row) {
-    const u64 right = descriptor(b + row * SPAN * 2);
+// The chains go on with steps BEGIN to END - 1 of `a` in registers; the first step of all takes the rows of `b` from `row`
+// on, a multiple of 16.
+template <u32 B_ROWS, u32 BEGIN, u32 END, u32 COUNT, u32 STEPS>
+__device__ __forceinline__ void multiply_steps(float (&d)[COUNT], const u32 (&a)[STEPS][4], u32 b, u32 row) {
+    const u64 right = descriptor(b + row * SPAN_BYTES, B_ROWS * SPAN_BYTES);
 #pragma unroll
-    for (u32 p = 0; p < Accumulator<COLUMNS>::PIECES; p++) {
-        Wgmma<Accumulator<COLUMNS>::PIECE>::template bf16_registers<Major::ROWS>(
-            d.piece[p], a, advanced(right, p * B_ROWS * SPAN * 2), true);
+    for (u32 i = BEGIN; i < END; i++) {
+        Wgmma<2 * COUNT>::template bf16_registers<Major::ROWS>(d, a[i], advanced(right, i * STEP * SPAN_BYTES), true);
     }
-}
-
-template <u32 COLUMNS>
-__device__ __forceinline__ void pin(Accumulator<COLUMNS>& d) {
-#pragma unroll
-    for (u32 p = 0; p < Accumulator<COLUMNS>::PIECES; p++) pin(d.piece[p]);
-}
-
-template <u32 STEPS>
-__device__ __forceinline__ void pin(u32 (&a)[STEPS][4]) {
-#pragma unroll
-    for (u32 i = 0; i < STEPS * 4; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
-}
-
-// Products of these registers may start.
-template <class... Registers>
-__device__ __forceinline__ void products_begin(Registers&... registers) {
-    (pin(registers), ...);
-    wgmma_begin();
-}
-
-// Their results are there.
-template <class... Registers>
-__device__ __forceinline__ void products_done(Registers&... registers) {
-    wgmma_commit();
-    wgmma_wait<0>();
-    (pin(registers), ...);
 }
 
 #else
@@ -160,7 +179,7 @@ __device__ __forceinline__ u32 load_pair(u32 from) {
 __device__ __forceinline__ u32 load_column_pair(u32 tile, u32 offset) {
     u16 low, high;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(low) : "r"(tile + swizzled(offset)) : "memory");
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(high) : "r"(tile + swizzled(offset + SPAN * 2)) : "memory");
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(high) : "r"(tile + swizzled(offset + SPAN_BYTES)) : "memory");
     return low | static_cast<u32>(high) << 16;
 }
 
@@ -177,9 +196,9 @@ __device__ __forceinline__ void multiply_rows(float (&d)[COUNT], u32 a, u32 b) {
     for (u32 i = 0; i < COUNT; i++) d[i] = 0.0f;
 #pragma unroll
     for (u32 k = 0; k < DEPTH; k += STEP) {
-        const u32 span = k / SPAN * SPAN * 2, within = k % SPAN * 2 + lane % 4 * 4;
+        const u32 span = k / SPAN * SPAN_BYTES, within = k % SPAN_BYTES + lane % 4 * 4;
         const auto pair = [&](u32 tile, u32 rows, u32 row, u32 next) {
-            return load_pair(tile + span * rows + swizzled(row * SPAN * 2 + within + next * 16));
+            return load_pair(tile + span * rows + swizzled(row * SPAN_BYTES + within + next * 16));
         };
         const u32 row = warp_row + lane / 4;
         const u32 left[4] = {pair(a, A_ROWS, row, 0), pair(a, A_ROWS, row + 8, 0), pair(a, A_ROWS, row, 1),
@@ -192,49 +211,58 @@ __device__ __forceinline__ void multiply_rows(float (&d)[COUNT], u32 a, u32 b) {
     }
 }
 
-template <u32 B_ROWS, u32 COLUMNS>
-__device__ __forceinline__ void multiply_step(Accumulator<COLUMNS>& d, const u32 (&a)[4], u32 b, u32 row) {
+template <u32 B_ROWS, u32 BEGIN, u32 END, u32 COUNT, u32 STEPS>
+__device__ __forceinline__ void multiply_steps(float (&d)[COUNT], const u32 (&a)[STEPS][4], u32 b, u32 row) {
     const u32 lane = lane_id();
 #pragma unroll
-    for (u32 p = 0; p < Accumulator<COLUMNS>::PIECES; p++) {
+    for (u32 step = BEGIN; step < END; step++) {
 #pragma unroll
-        for (u32 i = 0; i < Accumulator<COLUMNS>::PIECE / 8; i++) {
-            const u32 at = (row + lane % 4 * 2) * SPAN * 2 + (8 * i + lane / 4) * 2, tile = b + p * B_ROWS * SPAN * 2;
-            mma(d.piece[p] + 4 * i, a, load_column_pair(tile, at), load_column_pair(tile, at + 8 * SPAN * 2));
+        for (u32 i = 0; i < COUNT / 4; i++) {
+            const u32 at = (row + step * STEP + lane % 4 * 2) * SPAN_BYTES + (8 * i % SPAN + lane / 4) * 2;
+            const u32 tile = b + 8 * i / SPAN * B_ROWS * SPAN_BYTES;
+            mma(d + 4 * i, a[step], load_column_pair(tile, at), load_column_pair(tile, at + 8 * SPAN_BYTES));
         }
     }
 }
 
-template <class... Registers>
-__device__ __forceinline__ void products_begin(Registers&...) {}
+// These products are done as soon as they are written down, by threads that keep their registers.
 
 template <class... Registers>
-__device__ __forceinline__ void products_done(Registers&...) {}
+__device__ __forceinline__ void wgmma_begin(Registers&...) {}
+
+__device__ __forceinline__ void wgmma_commit() {}
+
+template <u32 PENDING, class... Registers>
+__device__ __forceinline__ void wgmma_wait(Registers&...) {}
+
+template <u32 REGISTERS>
+__device__ __forceinline__ void registers_give() {}
+
+template <u32 REGISTERS>
+__device__ __forceinline__ void registers_take() {}
 
 #endif
 
-// Stores rows of an accumulator to a head in a tensor [tokens, heads * dim]; `row` is this thread's upper row.
+// Stores accumulators to a head in a tensor [tokens, heads * dim]: `result(half, i)` of element i of the upper and the lower
+// row; `row` is this thread's upper row.
 template <u32 COLUMNS, class Result>
 __device__ __forceinline__ void store_rows(bf16* x, u32 heads, u32 dim, u64 token, u32 sequence, u32 head, u32 row, Result result) {
-    using A = Accumulator<COLUMNS>;
     const u64 stride = static_cast<u64>(heads) * dim;
+    bf16* first = x + token * stride + static_cast<u64>(head) * dim;
     const bool pairs = reinterpret_cast<u64>(x) % 4 == 0 && dim % 2 == 0;
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
         if (row + 8 * half >= sequence) continue;
-        bf16* to = x + (token + row + 8 * half) * stride + static_cast<u64>(head) * dim;
+        bf16* to = first + (row + 8 * half) * stride;
 #pragma unroll
-        for (u32 p = 0; p < A::PIECES; p++) {
-#pragma unroll
-            for (u32 i = 0; i < A::PIECE / 8; i++) {
-                const u32 column = p * SPAN + 8 * i + threadIdx.x % 4 * 2;
-                const float left = result(half, p, 4 * i + 2 * half), right = result(half, p, 4 * i + 2 * half + 1);
-                if (pairs && column < dim) {
-                    *reinterpret_cast<u32*>(to + column) = bf16_pair(left, right);
-                } else {
-                    if (column < dim) store(to, column, left);
-                    if (column + 1 < dim) store(to, column + 1, right);
-                }
+        for (u32 i = 0; i < COLUMNS / 8; i++) {
+            const u32 column = 8 * i + threadIdx.x % 4 * 2;
+            const float left = result(half, 4 * i + 2 * half), right = result(half, 4 * i + 2 * half + 1);
+            if (pairs && column < dim) {
+                *reinterpret_cast<u32*>(to + column) = bf16_pair(left, right);
+            } else {
+                if (column < dim) store(to, column, left);
+                if (column + 1 < dim) store(to, column + 1, right);
             }
         }
     }

@@ -88,6 +88,11 @@ __device__ __forceinline__ void cluster_meet() {
 
 // ---- Copies ----
 
+// 4 bytes to shared memory.
+__device__ __forceinline__ void store_shared(u32 to, u32 word) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+
 // What this thread wrote to shared memory (or knows to be written, from a barrier) is visible to `wgmma` and to the
 // copy engine from here on.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -156,6 +161,14 @@ __device__ __forceinline__ void prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// The same of a map of four dimensions.
+__device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, u64* barrier, u32 x, u32 y, u32 z, u32 w) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+        ::"r"(to), "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+}
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // ---- Registers of a warpgroup ----
@@ -192,21 +205,28 @@ __device__ __forceinline__ void pin(float (&d)[COUNT]) {
     for (u32 i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// The same of left factors in registers.
+template <u32 STEPS>
+__device__ __forceinline__ void pin(u32 (&a)[STEPS][4]) {
+#pragma unroll
+    for (u32 i = 0; i < STEPS * 4; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+}
+
 // Before the first instruction on these accumulators, and whenever registers that an instruction reads were written.
-template <class... Accumulators>
-__device__ __forceinline__ void wgmma_begin(Accumulators&... d) {
-    (pin(d), ...);
+template <class... Registers>
+__device__ __forceinline__ void wgmma_begin(Registers&... registers) {
+    (pin(registers), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
 // A group of instructions ends here.
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most the last PENDING groups are under way. The accumulators of the others may be used from here on.
-template <u32 PENDING, class... Accumulators>
-__device__ __forceinline__ void wgmma_wait(Accumulators&... d) {
+// Waits until at most the last PENDING groups are under way. The registers of the others may be used from here on.
+template <u32 PENDING, class... Registers>
+__device__ __forceinline__ void wgmma_wait(Registers&... registers) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-    (pin(d), ...);
+    (pin(registers), ...);
 }
 
 // D = A B + D for 64 rows and N columns, D = A B without `keep`; f32 accumulators, 128 threads.
@@ -256,6 +276,7 @@ struct Wgmma;
 #define WGMMA_D16(i) WGMMA_D8(i), WGMMA_D8(i + 8)
 #define WGMMA_D32(i) WGMMA_D16(i), WGMMA_D16(i + 16)
 #define WGMMA_D64(i) WGMMA_D32(i), WGMMA_D32(i + 32)
+#define WGMMA_D96(i) WGMMA_D64(i), WGMMA_D32(i + 64)
 #define WGMMA_D128(i) WGMMA_D64(i), WGMMA_D64(i + 64)
 #define WGMMA_R8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define WGMMA_R16 WGMMA_R8 ",%8,%9,%10,%11,%12,%13,%14,%15"
@@ -263,15 +284,18 @@ struct Wgmma;
 #define WGMMA_R64                                                                                                      \
     WGMMA_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55"       \
         ",%56,%57,%58,%59,%60,%61,%62,%63"
-#define WGMMA_R128                                                                                                     \
+#define WGMMA_R96                                                                                                      \
     WGMMA_R64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87"       \
-        ",%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109"           \
-        ",%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+        ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define WGMMA_R128                                                                                                     \
+    WGMMA_R96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115"       \
+        ",%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 WGMMA(16, WGMMA_R8, WGMMA_D8(0), 8, 9, 10, 11, 12, 13, 14);
 WGMMA(32, WGMMA_R16, WGMMA_D16(0), 16, 17, 18, 19, 20, 21, 22);
 WGMMA(64, WGMMA_R32, WGMMA_D32(0), 32, 33, 34, 35, 36, 37, 38);
 WGMMA(128, WGMMA_R64, WGMMA_D64(0), 64, 65, 66, 67, 68, 69, 70);
+WGMMA(192, WGMMA_R96, WGMMA_D96(0), 96, 97, 98, 99, 100, 101, 102);
 WGMMA(256, WGMMA_R128, WGMMA_D128(0), 128, 129, 130, 131, 132, 133, 134);
 
 #endif

@@ -44,23 +44,6 @@ constexpr u32 A_BYTES = TILE_ROWS * ROW_BYTES, B_BYTES = TILE_COLUMNS * ROW_BYTE
 // In Major::ROWS: 64 rows for the whole piece of the chain.
 constexpr u32 SLAB_ROWS = 64, SLAB_BYTES = TILE_CHAIN * ROW_BYTES;
 
-// A place in the ring, and the parity of its present phase.
-struct Place {
-    u32 stage = 0;
-    u32 parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        stage += 1;
-        if (stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-
-    // The stage before.
-    __device__ __forceinline__ u32 before() const { return (stage == 0 ? STAGES : stage) - 1; }
-};
-
 // The barrier of threads at which producers meet.
 constexpr u32 PRODUCERS_MEET = 1;
 

@@ -82,6 +82,7 @@ pub(crate) const FP8_BLOCK_SCALES: &str = include_str!("../../kernels/fp8_block_
 pub(crate) const GROUPED_GEMM_OUT: &str = include_str!("../../kernels/grouped_gemm_out.cuh");
 pub(crate) const PHILOX: &str = include_str!("../../kernels/philox.cuh");
 pub(crate) const RANKS: &str = include_str!("../../kernels/ranks.cuh");
+pub(crate) const RING: &str = include_str!("../../kernels/ring.cuh");
 pub(crate) const ROTATE: &str = include_str!("../../kernels/rotate.cuh");
 pub(crate) const RUNS: &str = include_str!("../../kernels/run.cuh");
 pub(crate) const SCAN: &str = include_str!("../../kernels/scan.cuh");

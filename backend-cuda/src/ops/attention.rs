@@ -132,22 +132,9 @@ impl Pass<'_> {
         shared: usize,
     ) -> Result<()> {
         let bytes = WARPS * shared * size_of::<f32>();
-        self.launch(kernel, tensors, constants, items.div_ceil(WARPS), WARPS * LANES, bytes)
-    }
-
-    /// Queues a kernel whose thread blocks take `shared` bytes of shared memory each.
-    fn launch(
-        &self,
-        kernel: &'static Kernel,
-        tensors: &[Option<&Tensor>],
-        constants: &[usize],
-        blocks: usize,
-        threads: usize,
-        shared: usize,
-    ) -> Result<()> {
-        if shared > SHARED {
+        if bytes > SHARED {
             let hint = "heads of fewer elements".into();
-            return Err(Error::Capacity { op: OP, needed: shared as u64, available: SHARED as u64, hint });
+            return Err(Error::Capacity { op: OP, needed: bytes as u64, available: SHARED as u64, hint });
         }
         self.gpu.launch(Launch {
             kernel,
@@ -155,9 +142,9 @@ impl Pass<'_> {
             constants: &constants.iter().copied().map(word).collect::<Vec<_>>(),
             params: Params::new(self.shape).words(),
             maps: &[],
-            blocks: blocks as u64,
-            threads: word(threads),
-            shared: word(shared),
+            blocks: items.div_ceil(WARPS) as u64,
+            threads: word(WARPS * LANES),
+            shared: word(bytes),
         })
     }
 }

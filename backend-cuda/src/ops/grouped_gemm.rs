@@ -10,8 +10,8 @@ use super::mxfp8_dequantize;
 use crate::device::{Gpu, word};
 use crate::driver::TensorMap;
 use crate::kernel::{
-    BF16, Binding, F32, FLOAT, FP8_BLOCK_SCALES, GROUPED_GEMM_OUT, Kernel, Launch, PRELUDE, SIMT_GROUPED_GEMM, SM90,
-    SM90_GROUPED_GEMM, SM90_GROUPED_GEMM_OUT, TILES, U32, params,
+    BF16, Binding, F32, FLOAT, FP8_BLOCK_SCALES, GROUPED_GEMM_OUT, Kernel, Launch, PRELUDE, RING, SIMT_GROUPED_GEMM,
+    SM90, SM90_GROUPED_GEMM, SM90_GROUPED_GEMM_OUT, TILES, U32, params,
 };
 
 const OP: &str = "grouped_gemm";
@@ -52,6 +52,7 @@ pub(crate) static SM90_BF16_GROUPED_GEMM: Kernel = Kernel {
     files: &[
         PRELUDE,
         SM90,
+        RING,
         TILES,
         GROUPED_GEMM_OUT,
         FP8_BLOCK_SCALES,
@@ -71,6 +72,7 @@ pub(crate) static SM90_E4M3_GROUPED_GEMM: Kernel = Kernel {
     files: &[
         PRELUDE,
         SM90,
+        RING,
         TILES,
         GROUPED_GEMM_OUT,
         FP8_BLOCK_SCALES,

@@ -4,24 +4,36 @@ use dropless_core::ops::{AttentionBackward, AttentionForward, KEY_TILE};
 use dropless_core::{Error, Result, Tensor};
 
 use super::{BLOCK, OP, Params, Pass, SHARED, VISIBLE};
-use crate::kernel::{BF16, Binding, F32, Kernel, PRELUDE, SM90, U32};
+use crate::device::word;
+use crate::driver::TensorMap;
+use crate::kernel::{BF16, Binding, F32, Kernel, Launch, PRELUDE, RING, SM90, U32};
 
 const TILE: &str = include_str!("../../../../kernels/attention_tile.cuh");
 
-/// Warpgroups of a thread block, each with a block of rows or keys.
+/// Warpgroups of a thread block that multiply, each with a block of rows or keys; one more brings in what they read.
 const WARPGROUPS: usize = 2;
 const WARPGROUP: usize = 128;
 
 /// Elements of the largest head whose chains fit into the registers of a warpgroup.
 const MOST: usize = 256;
+/// Elements of the largest query for whose chains and 64 keys at a time there are registers; beyond it is 32.
+const MOST_WITH_64_KEYS: usize = 192;
 /// Elements of key and value together up to which a warpgroup holds the chains of both gradients.
 const MOST_TOGETHER: usize = 320;
 
-const CONSTANTS: &[&str] = &["BLOCK", "KEY_TILE", "WARPGROUPS", "QK", "V", "STAGES"];
+/// More stages bring no more speed.
+const MOST_STAGES: usize = 4;
+/// Bytes of shared memory for barriers and what else a kernel keeps beside its tiles.
+const CONTROL: usize = 4 << 10;
+
+/// Columns of a box of the copy engine: 128 bytes.
+const SPAN: usize = 64;
+/// Bytes at whose multiples the rows of a box start.
+const ALIGNMENT: usize = 16;
 
 pub(crate) static FORWARD: Kernel = Kernel {
     name: "attention_forward",
-    files: &[PRELUDE, VISIBLE, SM90, TILE, include_str!("../../../../kernels/attention_forward.cu")],
+    files: &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_forward.cu")],
     params: Params::DECLARATION,
     tensors: &[
         Binding::read("q", BF16),
@@ -32,13 +44,13 @@ pub(crate) static FORWARD: Kernel = Kernel {
         Binding::write("out", BF16),
         Binding::write("lse", F32),
     ],
-    maps: 0,
-    constants: CONSTANTS,
+    maps: 3,
+    constants: &["BLOCK", "KEY_TILE", "WARPGROUPS", "CONTROL_BYTES", "QK", "V", "STAGES", "BOXES"],
 };
 
 pub(crate) static GRAD_QUERIES: Kernel = Kernel {
     name: "attention_grad_queries",
-    files: &[PRELUDE, VISIBLE, SM90, TILE, include_str!("../../../../kernels/attention_grad_queries.cu")],
+    files: &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_grad_queries.cu")],
     params: Params::DECLARATION,
     tensors: &[
         Binding::read("q", BF16),
@@ -51,13 +63,13 @@ pub(crate) static GRAD_QUERIES: Kernel = Kernel {
         Binding::read("d_out", BF16),
         Binding::write("d_q", BF16),
     ],
-    maps: 0,
-    constants: CONSTANTS,
+    maps: 4,
+    constants: &["BLOCK", "KEY_TILE", "WARPGROUPS", "CONTROL_BYTES", "QK", "V", "STAGES", "BOXES", "KEYS"],
 };
 
 pub(crate) static GRAD_KEYS: Kernel = Kernel {
     name: "attention_grad_keys",
-    files: &[PRELUDE, VISIBLE, SM90, TILE, include_str!("../../../../kernels/attention_grad_keys.cu")],
+    files: &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_grad_keys.cu")],
     params: Params::DECLARATION,
     tensors: &[
         Binding::read("q", BF16),
@@ -71,8 +83,19 @@ pub(crate) static GRAD_KEYS: Kernel = Kernel {
         Binding::write("d_k", BF16),
         Binding::write("d_v", BF16),
     ],
-    maps: 0,
-    constants: &["BLOCK", "KEY_TILE", "WARPGROUPS", "QK", "V", "STAGES", "GRAD_KEYS", "GRAD_VALUES"],
+    maps: 4,
+    constants: &[
+        "BLOCK",
+        "KEY_TILE",
+        "WARPGROUPS",
+        "CONTROL_BYTES",
+        "QK",
+        "V",
+        "STAGES",
+        "BOXES",
+        "GRAD_KEYS",
+        "GRAD_VALUES",
+    ],
 };
 
 /// The elements of a head, padded to what the kernels' pieces take.
@@ -98,6 +121,15 @@ struct Buffers {
     stage: usize,
 }
 
+/// A tensor `[batch * sequence, heads * dim]` that is read in tiles of so many rows.
+#[derive(Clone, Copy, Debug)]
+struct Source<'a> {
+    tensor: &'a Tensor,
+    heads: usize,
+    dim: usize,
+    rows: usize,
+}
+
 impl Heads {
     fn of(pass: &Pass<'_>) -> Result<Heads> {
         for (field, dim) in [("qk_dim", pass.shape.qk_dim), ("v_dim", pass.shape.v_dim)] {
@@ -109,9 +141,14 @@ impl Heads {
         Ok(Heads { qk: padded(pass.shape.qk_dim), v: padded(pass.shape.v_dim) })
     }
 
+    /// Keys that go by at a time where the gradient of the queries is computed.
+    fn keys(self) -> usize {
+        if self.qk <= MOST_WITH_64_KEYS { 64 } else { 32 }
+    }
+
     /// Bytes of a tile of so many rows of both heads: see kernels/attention_tile.cuh.
     fn tiles(self, rows: usize) -> usize {
-        [self.qk, self.v].map(|columns| columns.div_ceil(64) * rows * 128).iter().sum()
+        [self.qk, self.v].map(|columns| columns.div_ceil(SPAN) * SPAN * rows * size_of::<u16>()).iter().sum()
     }
 }
 
@@ -123,60 +160,103 @@ impl Buffers {
 
     /// Of the gradient of the queries: queries and the result's gradient; keys and values.
     fn grad_queries(heads: Heads) -> Buffers {
+        Buffers { held: heads.tiles(WARPGROUPS * BLOCK), stage: heads.tiles(heads.keys()) }
+    }
+
+    /// Of those of keys and values: keys and values; queries and the result's gradient.
+    fn grad_keys(heads: Heads) -> Buffers {
         Buffers { held: heads.tiles(WARPGROUPS * BLOCK), stage: heads.tiles(BLOCK) }
     }
 
-    /// Of those of keys and values: the other way round, and three numbers of each row.
-    fn grad_keys(heads: Heads) -> Buffers {
-        let Buffers { held, stage } = Buffers::grad_queries(heads);
-        Buffers { held, stage: stage + 3 * BLOCK * size_of::<f32>() }
-    }
-
-    /// Two where there is room: the next is loaded while this one is worked on.
+    /// As many as there is room for, so that the next are loaded while others are worked on.
     fn stages(self) -> usize {
-        if self.bytes(2) <= SHARED { 2 } else { 1 }
+        ((SHARED - CONTROL - self.held) / self.stage).min(MOST_STAGES)
     }
 
-    fn bytes(self, stages: usize) -> usize {
-        self.held + stages * self.stage
+    fn bytes(self) -> usize {
+        self.held + self.stages() * self.stage + CONTROL
     }
 }
 
-/// Queues a kernel over `blocks` blocks of rows or keys of each of `heads` heads, WARPGROUPS to a thread block.
+impl Source<'_> {
+    /// Whether the copy engine can read it.
+    fn in_boxes(&self) -> bool {
+        [self.tensor.offset(), self.dim].iter().all(|elements| (elements * size_of::<u16>()).is_multiple_of(ALIGNMENT))
+    }
+
+    fn map(&self, pass: &Pass<'_>) -> Result<TensorMap> {
+        let extents = [self.dim, self.heads, pass.shape.sequence, pass.shape.batch];
+        pass.gpu.tensor_map(OP, self.tensor, &extents, &[SPAN, 1, self.rows, 1])
+    }
+}
+
+/// Queues a kernel over the blocks of rows or keys of each of `count` heads of a sequence, WARPGROUPS to a thread block.
+/// `own`: the constants that only this kernel has.
 fn launch(
     pass: &Pass<'_>,
     kernel: &'static Kernel,
     tensors: &[Option<&Tensor>],
-    (heads, parts): (Heads, &[usize]),
-    buffers: Buffers,
+    sources: &[Source<'_>],
+    (heads, buffers): (Heads, Buffers),
+    own: &[usize],
     count: usize,
 ) -> Result<()> {
-    let stages = buffers.stages();
-    let mut constants = vec![BLOCK, KEY_TILE, WARPGROUPS, heads.qk, heads.v, stages];
-    constants.extend(parts);
-    let blocks = pass.blocks().div_ceil(WARPGROUPS) * count;
-    pass.launch(kernel, tensors, &constants, blocks, WARPGROUPS * WARPGROUP, buffers.bytes(stages))
+    let boxes = sources.iter().all(Source::in_boxes);
+    let maps = if boxes {
+        sources.iter().map(|source| source.map(pass)).collect::<Result<Vec<_>>>()?
+    } else {
+        vec![TensorMap::default(); sources.len()]
+    };
+    let mut constants =
+        vec![BLOCK, KEY_TILE, WARPGROUPS, CONTROL, heads.qk, heads.v, buffers.stages(), usize::from(boxes)];
+    constants.extend(own);
+    pass.gpu.launch(Launch {
+        kernel,
+        tensors,
+        constants: &constants.into_iter().map(word).collect::<Vec<_>>(),
+        params: Params::new(pass.shape).words(),
+        maps: &maps,
+        blocks: (pass.blocks().div_ceil(WARPGROUPS) * pass.shape.batch * count) as u64,
+        threads: word((1 + WARPGROUPS) * WARPGROUP),
+        shared: word(buffers.bytes()),
+    })
 }
 
 pub(super) fn forward(pass: &Pass<'_>, op: &AttentionForward<'_>) -> Result<()> {
     let heads = Heads::of(pass)?;
+    let shape = pass.shape;
     let tensors = &[Some(op.q), Some(op.k), Some(op.v), pass.start, pass.first, Some(op.out), Some(op.lse)];
-    launch(pass, &FORWARD, tensors, (heads, &[]), Buffers::forward(heads), pass.shape.batch * pass.shape.heads)
+    let sources = [
+        Source { tensor: op.q, heads: shape.heads, dim: shape.qk_dim, rows: WARPGROUPS * BLOCK },
+        Source { tensor: op.k, heads: shape.kv_heads, dim: shape.qk_dim, rows: KEY_TILE },
+        Source { tensor: op.v, heads: shape.kv_heads, dim: shape.v_dim, rows: KEY_TILE },
+    ];
+    launch(pass, &FORWARD, tensors, &sources, (heads, Buffers::forward(heads)), &[], shape.heads)
 }
 
 pub(super) fn backward(pass: &Pass<'_>, op: &AttentionBackward<'_>, delta: &Tensor) -> Result<()> {
     let heads = Heads::of(pass)?;
+    let shape = pass.shape;
     let [q, k, v, lse, delta, d_out] = [op.q, op.k, op.v, op.lse, delta, op.d_out].map(Some);
+    let sources = |rows, keys| {
+        [
+            Source { tensor: op.q, heads: shape.heads, dim: shape.qk_dim, rows },
+            Source { tensor: op.d_out, heads: shape.heads, dim: shape.v_dim, rows },
+            Source { tensor: op.k, heads: shape.kv_heads, dim: shape.qk_dim, rows: keys },
+            Source { tensor: op.v, heads: shape.kv_heads, dim: shape.v_dim, rows: keys },
+        ]
+    };
 
     let tensors = &[q, k, v, pass.start, pass.first, lse, delta, d_out, Some(op.d_q)];
-    let buffers = Buffers::grad_queries(heads);
-    launch(pass, &GRAD_QUERIES, tensors, (heads, &[]), buffers, pass.shape.batch * pass.shape.heads)?;
+    let keys = heads.keys();
+    let memory = (heads, Buffers::grad_queries(heads));
+    launch(pass, &GRAD_QUERIES, tensors, &sources(WARPGROUPS * BLOCK, keys), memory, &[keys], shape.heads)?;
 
     let tensors = &[q, k, v, pass.start, pass.first, lse, delta, d_out, Some(op.d_k), Some(op.d_v)];
-    let buffers = Buffers::grad_keys(heads);
+    let memory = (heads, Buffers::grad_keys(heads));
     let parts: &[[usize; 2]] = if heads.qk + heads.v <= MOST_TOGETHER { &[[1, 1]] } else { &[[1, 0], [0, 1]] };
     parts.iter().try_for_each(|parts| {
-        launch(pass, &GRAD_KEYS, tensors, (heads, parts), buffers, pass.shape.batch * pass.shape.kv_heads)
+        launch(pass, &GRAD_KEYS, tensors, &sources(BLOCK, WARPGROUPS * BLOCK), memory, parts, shape.kv_heads)
     })
 }
 
@@ -195,13 +275,13 @@ mod tests {
 
     #[test]
     fn the_largest_heads_fit_into_shared_memory() {
-        let all = |heads| [Buffers::forward(heads), Buffers::grad_queries(heads), Buffers::grad_keys(heads)];
+        let all = |heads| [Buffers::forward(heads), Buffers::grad_keys(heads), Buffers::grad_queries(heads)];
         for buffers in all(Heads { qk: MOST, v: MOST }) {
-            assert!(buffers.bytes(buffers.stages()) <= SHARED, "{buffers:?}");
+            assert!(buffers.stages() > 0 && buffers.bytes() <= SHARED, "{buffers:?}");
         }
+        // What kernels/attention_grad_queries.cu relies on.
+        assert!(Buffers::grad_queries(Heads { qk: MOST, v: MOST }).stages() > 1);
         // DeepSeek-V3's are loaded while others are worked on.
-        for buffers in all(Heads { qk: 192, v: 128 }) {
-            assert_eq!(buffers.stages(), 2, "{buffers:?}");
-        }
+        assert_eq!(all(Heads { qk: 192, v: 128 }).map(Buffers::stages), [2, 3, 3]);
     }
 }
