@@ -121,13 +121,15 @@ impl Gpu {
 
     /// The compiled pipeline of a variant, and whether this is its first use.
     pub(crate) fn pipeline(&self, variant: &Variant) -> Result<(Arc<Pipeline>, bool)> {
-        if let Some(pipeline) = self.pipelines.lock().get(variant) {
+        // Ranks come here with the same variants at the same time: one makes it, the others wait.
+        let mut pipelines = self.pipelines.lock();
+        if let Some(pipeline) = pipelines.get(variant) {
             return Ok((pipeline.clone(), false));
         }
-        // Not under the lock, so that ranks compile side by side; the same variant twice does no harm.
         let patch = self.shader_patch.unwrap_or(std::convert::identity);
         let pipeline = Arc::new(Pipeline::compile(&self.device, variant, patch(variant.source()))?);
-        Ok((self.pipelines.lock().entry(variant.clone()).or_insert(pipeline).clone(), true))
+        pipelines.insert(variant.clone(), pipeline.clone());
+        Ok((pipeline, true))
     }
 }
 
