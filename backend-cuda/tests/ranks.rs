@@ -324,7 +324,9 @@ fn counts_that_disagree_fail(cuda: Cuda) {
 fn capacities_that_disagree_fail(cuda: Cuda) {
     let (rank, ranks) = (cuda.caps().rank, cuda.caps().ranks);
     let (what, _) = until_it_fails(&cuda, if rank == 0 { 64 } else { 32 }, &vec![0; ranks], &vec![0; ranks]);
-    println!("rank {rank}: capacities that disagree: {what}");
+    // NCCL may be stuck in chunks of different lengths before the reason is known.
+    let named = what.contains("has a capacity of") || what.contains("has not ended within");
+    assert!(named, "rank {rank}: {what}");
 }
 
 fn a_rank_that_does_not_come_fails_all(cuda: Cuda) {

@@ -116,6 +116,10 @@ fn command_lines_that_are_none() {
         refused(&["bench", "cuda"], &["cuda", "--backend host"]);
     }
     refused(&["bench", "wgpu", "--adapter", "no such"], &["wgpu", "no adapter"]);
+    refused(&["bench", "host", "--adapter", "0"], &["--adapter", "wgpu backend"]);
+    refused(&["train", "--backend", "host", "--adapter", "0"], &["--adapter", "wgpu backend"]);
+    refused(&["train", "--backend", "host", "--exchange", "nccl"], &["--exchange", "cuda backend"]);
+    refused(&["train", "--backend", "wgpu", "--timeout", "5"], &["--timeout", "cuda backend"]);
     refused(&["bisect"], &["--backend wgpu"]);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing was written");
 }

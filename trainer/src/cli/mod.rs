@@ -81,12 +81,12 @@ struct Machine {
     /// Ranks that share one set of experts; the others hold the same ones [default: all ranks]
     #[arg(long, value_name = "N")]
     expert_parallel: Option<usize>,
-    /// How rows travel between the ranks of cuda
-    #[arg(long, value_enum, default_value_t = ExchangeName::Auto)]
-    exchange: ExchangeName,
-    /// Seconds after which ranks of cuda that wait for each other give up
-    #[arg(long, default_value_t = 60, value_name = "S", value_parser = clap::value_parser!(u64).range(2..=86_400))]
-    timeout: u64,
+    /// How rows travel between the ranks of cuda [default: auto]
+    #[arg(long, value_enum)]
+    exchange: Option<ExchangeName>,
+    /// Seconds after which ranks of cuda that wait for each other give up [default: 60]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(2..=86_400))]
+    timeout: Option<u64>,
     /// Threads of the host backend; 0 for one for each core
     #[arg(long, default_value_t = 0, value_name = "N")]
     threads: usize,
@@ -146,6 +146,10 @@ impl Machine {
             // Variables that say nothing here need not make sense.
             _ => None,
         };
+        only_for(BackendKind::Cuda, backend, self.exchange.is_some(), "--exchange")?;
+        only_for(BackendKind::Cuda, backend, self.timeout.is_some(), "--timeout")?;
+        only_for(BackendKind::Wgpu, backend, self.adapter.is_some(), "--adapter")?;
+        let defaults = TrainOptions::default();
         Ok(TrainOptions {
             out,
             resume,
@@ -154,16 +158,26 @@ impl Machine {
             ranks: self.ranks.unwrap_or_else(|| world.as_ref().map_or(1, |world| world.ranks)),
             world,
             exchange: match self.exchange {
-                ExchangeName::Auto => Exchange::Auto,
-                ExchangeName::Nccl => Exchange::Nccl,
-                ExchangeName::Peer => Exchange::Peer,
+                None => defaults.exchange,
+                Some(ExchangeName::Auto) => Exchange::Auto,
+                Some(ExchangeName::Nccl) => Exchange::Nccl,
+                Some(ExchangeName::Peer) => Exchange::Peer,
             },
-            timeout: Duration::from_secs(self.timeout),
+            timeout: self.timeout.map_or(defaults.timeout, Duration::from_secs),
             expert_parallel: self.expert_parallel,
             threads: self.threads,
             simd: self.simd.map(SimdName::level),
         })
     }
+}
+
+/// Refuses a flag that would do nothing.
+fn only_for(owner: BackendKind, backend: BackendKind, given: bool, flag: &str) -> Result<()> {
+    if !given || backend == owner {
+        return Ok(());
+    }
+    let [owner, backend] = [owner, backend].map(|kind| format!("{kind:?}").to_lowercase());
+    Err(Error::Usage(format!("{flag} is of the {owner} backend, but this is {backend}")))
 }
 
 impl SimdName {
@@ -300,13 +314,10 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Doctor => say(doctor::report().trim_end()),
         Command::Bench(args) => {
             let (backend, adapter, threads, simd) = (args.backend, args.adapter, args.threads, args.simd);
-            let options = TrainOptions {
-                backend: backend.kind(),
-                adapter,
-                threads,
-                simd: simd.map(SimdName::level),
-                ..TrainOptions::default()
-            };
+            let backend = backend.kind();
+            only_for(BackendKind::Wgpu, backend, adapter.is_some(), "--adapter")?;
+            let options =
+                TrainOptions { backend, adapter, threads, simd: simd.map(SimdName::level), ..TrainOptions::default() };
             bench::run(&options, &mut std::io::stdout())?;
         }
         #[cfg(unix)]
