@@ -7,7 +7,7 @@
 // A consumer warpgroup has 64 keys of a key head, and holds their chains in registers while the rows of the query heads go
 // by in blocks of 64. Scores are computed transposed, so that they are the left factor of the second products as they lie
 // in registers, HALF rows at a time to leave room for the chains. While it works on the scores of a half, the tensor cores
-// multiply those of the half before, if a second stage has room. QK and V are the heads' elements, padded to 16, 32 or
+// multiply those of the half before, if a third stage has room. QK and V are the heads' elements, padded to 16, 32 or
 // a multiple of 64. GRAD_KEYS, GRAD_VALUES: which of the two results a launch computes; large heads need one for each.
 //
 // Shared memory: k [64 * WARPGROUPS, QK], v [64 * WARPGROUPS, V], STAGES times q [64, QK] and d_out [64, V], Control.
@@ -19,7 +19,9 @@ using Factors = u32[STEPS][4];
 constexpr u32 KEYS = WARPGROUPS * BLOCK;
 constexpr u32 K_BYTES = tile_bytes(KEYS, QK), V_BYTES = tile_bytes(KEYS, V);
 constexpr u32 Q_BYTES = tile_bytes(BLOCK, QK), D_OUT_BYTES = tile_bytes(BLOCK, V);
-constexpr bool OVERLAP = STAGES > 1;
+// Between two halves a warpgroup may pass a block of rows that another one works on, while it holds the stage of the half
+// before and waits for the one after.
+constexpr bool OVERLAP = STAGES > 2;
 
 extern __shared__ __align__(1024) u8 shared[];
 
