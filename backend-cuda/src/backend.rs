@@ -53,7 +53,8 @@ impl Default for CudaOptions {
     }
 }
 
-/// An NVIDIA GPU as a backend. Nothing but [`Backend::read`] and [`Backend::wait`] waits for the device.
+/// An NVIDIA GPU as a backend. Besides [`Backend::read`] and [`Backend::wait`], two calls can wait for the device:
+/// [`Backend::write`] to host memory, and [`Backend::alloc`] where what the pool keeps for other sizes must be given back.
 #[derive(Debug)]
 pub struct Cuda {
     caps: Caps,

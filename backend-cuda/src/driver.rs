@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 
 use cudarc::driver::{result, sys};
 use dropless_core::{Error, Result};
+use parking_lot::Mutex;
 
 use crate::BACKEND;
 
@@ -204,6 +205,8 @@ impl Drop for Event {
 pub(crate) struct Function {
     raw: sys::CUfunction,
     module: sys::CUmodule,
+    /// Bytes of dynamic shared memory that were asked for so far.
+    shared: Mutex<u32>,
 }
 
 // SAFETY: a function may be launched from any thread.
@@ -219,7 +222,7 @@ impl Function {
         let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }.during(name)?;
         // SAFETY: the module is loaded.
         match unsafe { result::module::get_function(module, symbol) }.during(name) {
-            Ok(raw) => Ok(Function { raw, module }),
+            Ok(raw) => Ok(Function { raw, module, shared: Mutex::new(0) }),
             Err(error) => {
                 // SAFETY: loaded above, and nobody else has it.
                 let _ = unsafe { result::module::unload(module) };
@@ -230,10 +233,15 @@ impl Function {
 
     /// Allows `bytes` of dynamic shared memory.
     pub(crate) fn allow_shared(&self, op: &'static str, bytes: u32) -> Result<()> {
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        let bytes = i32::try_from(bytes).expect("shared memory is small");
-        // SAFETY: the function is loaded.
-        unsafe { result::function::set_function_attribute(self.raw, attribute, bytes) }.during(op)
+        let mut allowed = self.shared.lock();
+        if bytes > *allowed {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let size = i32::try_from(bytes).expect("shared memory is small");
+            // SAFETY: the function is loaded.
+            unsafe { result::function::set_function_attribute(self.raw, attribute, size) }.during(op)?;
+            *allowed = bytes;
+        }
+        Ok(())
     }
 
     /// Queues a run; `arguments` holds the kernel's one parameter.

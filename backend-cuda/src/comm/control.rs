@@ -178,9 +178,9 @@ impl Control {
         }
     }
 
-    /// Tells every rank that nobody can go on, and why. The first reason counts.
-    pub(crate) fn fail(&self, why: &str) {
-        self.shared.fail(why.to_owned());
+    /// Tells every rank that nobody can go on, and what this one found. The first report counts.
+    pub(crate) fn report(&self, what: impl std::fmt::Display) {
+        self.shared.fail(format!("rank {} reports: {what}", self.rank));
     }
 
     /// Why nobody can go on.
@@ -550,11 +550,12 @@ mod tests {
         for origin in 0..3 {
             on_ranks(3, |control| {
                 if control.rank == origin {
-                    control.fail("the card is on fire");
+                    control.report("the card is on fire");
                 }
-                assert_eq!(noticed(&control).0, "the card is on fire");
+                let reason = format!("rank {origin} reports: the card is on fire");
+                assert_eq!(noticed(&control).0, reason);
                 let error = gather(&control, &[0, 1, 2], 0).unwrap_err().to_string();
-                assert_eq!(error, format!("rank {}: test: the card is on fire", control.rank));
+                assert_eq!(error, format!("rank {}: test: {reason}", control.rank));
             });
         }
     }

@@ -121,7 +121,7 @@ impl Comm {
         let ties = world.filter(|world| world.ranks > 1).map(connect).transpose()?;
         let channels = Comm::channels(gpu, caps, ties.as_ref(), exchange, timeout).inspect_err(|error| {
             // The others would only learn that this rank is gone.
-            ties.iter().for_each(|ties| ties.control.fail(&format!("rank {} reports: {error}", caps.rank)));
+            ties.iter().for_each(|ties| ties.control.report(error));
         })?;
         Ok(Comm { gpu: gpu.clone(), rank: caps.rank, timeout, ties, channels })
     }
@@ -181,7 +181,7 @@ impl Comm {
             Some(what) => {
                 // The others learn the reason before this rank, which has it now, goes away.
                 if let Some(ties) = &self.ties {
-                    ties.control.fail(&format!("rank {} reports: {what}", self.rank));
+                    ties.control.report(&what);
                 }
                 Err(Error::Collective { rank: self.rank, op, what })
             }

@@ -125,7 +125,7 @@ impl Shared {
             }
         };
         self.state.lock().failure = Some(why.clone());
-        self.control.fail(&format!("rank {} reports: {why}", self.rank));
+        self.control.report(&why);
         for group in self.state.lock().groups.clone() {
             std::thread::spawn(move || group.break_off());
         }

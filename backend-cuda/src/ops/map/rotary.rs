@@ -14,18 +14,21 @@ params!(
     RotaryParams { tokens, heads, half, table_rows, inverse }
 );
 
+/// Rows that are rotated by tables.
+const ROTATED: &[Binding] = &[
+    Binding::read("x", FLOAT),
+    Binding::read("positions", U32),
+    Binding::read("cos", F32),
+    Binding::read("sin", F32),
+    Binding::write("out", FLOAT),
+];
+
 /// Reads and writes each element once; the tables come from the caches.
 pub(crate) static ROTARY: Kernel = Kernel {
     name: "rotary",
     files: &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/rotary.cu")],
     params: RotaryParams::DECLARATION,
-    tensors: &[
-        Binding::read("x", FLOAT),
-        Binding::read("positions", U32),
-        Binding::read("cos", F32),
-        Binding::read("sin", F32),
-        Binding::write("out", FLOAT),
-    ],
+    tensors: ROTATED,
     maps: 0,
     constants: &[],
 };
@@ -40,13 +43,7 @@ pub(crate) static MLA_QUERY: Kernel = Kernel {
     name: "mla_query",
     files: &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/mla_query.cu")],
     params: QueryParams::DECLARATION,
-    tensors: &[
-        Binding::read("x", FLOAT),
-        Binding::read("positions", U32),
-        Binding::read("cos", F32),
-        Binding::read("sin", F32),
-        Binding::write("out", FLOAT),
-    ],
+    tensors: ROTATED,
     maps: 0,
     constants: &[],
 };
