@@ -217,8 +217,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
 
     if (threadIdx.x == 0) {
         barrier_init(&control().q, PRODUCERS);
-        control().k.init(PRODUCERS, CONSUMER_WARPS);
-        control().v.init(PRODUCERS, CONSUMER_WARPS);
+        control().k.init();
+        control().v.init();
     }
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {

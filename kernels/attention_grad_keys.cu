@@ -209,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_keys(con
 
     if (threadIdx.x == 0) {
         barrier_init(&control().keys, PRODUCERS);
-        control().rows.init(PRODUCERS, CONSUMER_WARPS);
+        control().rows.init();
     }
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {

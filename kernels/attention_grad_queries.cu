@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_queries(
 
     if (threadIdx.x == 0) {
         barrier_init(&control().rows, PRODUCERS);
-        control().keys.init(PRODUCERS, CONSUMER_WARPS);
+        control().keys.init();
     }
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {

@@ -99,7 +99,7 @@ impl Cuda {
     /// # Errors
     /// Those of `work`; a failure of the device.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
-        Graph::record(&self.gpu, work)
+        self.gpu.blame(Graph::record(&self.gpu, work))
     }
 
     /// Bytes of device memory that came from the driver, and bytes of the tensors that live.
@@ -122,13 +122,13 @@ impl Backend for Cuda {
     }
 
     fn alloc(&self, dtype: DType, shape: &[usize], memory: Memory) -> Result<Tensor> {
-        memory::alloc(&self.gpu, dtype, shape, memory)
+        self.gpu.blame(memory::alloc(&self.gpu, dtype, shape, memory))
     }
 
     fn write(&self, dst: &Tensor, bytes: &[u8]) -> Result<()> {
         const OP: &str = "write";
         same_length(OP, dst, bytes.len())?;
-        memory::write(OP, &self.gpu, dst, bytes)
+        self.gpu.blame(memory::write(OP, &self.gpu, dst, bytes))
     }
 
     fn read(&self, src: &Tensor, bytes: &mut [u8]) -> Result<()> {
@@ -137,31 +137,31 @@ impl Backend for Cuda {
         let read = memory::read(OP, &self.gpu, src, bytes);
         // A collective that failed is the reason of whatever else did.
         self.comm.check(OP)?;
-        read
+        self.gpu.blame(read)
     }
 
     fn wait(&self) -> Result<()> {
         const OP: &str = "wait";
         let waited = self.gpu.bind(OP).and_then(|()| self.gpu.synchronize(OP));
         self.comm.check(OP)?;
-        waited
+        self.gpu.blame(waited)
     }
 
     fn timings(&self) -> Result<Option<Timings>> {
-        self.timer.take(&self.gpu).map(Some)
+        self.gpu.blame(self.timer.take(&self.gpu)).map(Some)
     }
 
     fn record(&self, queue: Queue) -> Result<Event> {
-        self.gpu.bind("record")?;
-        Ok(Event(Arc::new(driver::Event::record("record", self.gpu.stream(queue))?)))
+        const OP: &str = "record";
+        let recorded = self.gpu.bind(OP).and_then(|()| driver::Event::record(OP, self.gpu.stream(queue)));
+        Ok(Event(Arc::new(self.gpu.blame(recorded)?)))
     }
 
     fn wait_for(&self, queue: Queue, event: &Event) -> Result<()> {
         const OP: &str = "wait_for";
-        self.gpu.bind(OP)?;
         let any: &dyn std::any::Any = &*event.0;
         let event = any.downcast_ref().ok_or(Error::ForeignTensor { op: OP, backend: BACKEND })?;
-        self.gpu.stream(queue).wait(OP, event)
+        self.gpu.blame(self.gpu.bind(OP).and_then(|()| self.gpu.stream(queue).wait(OP, event)))
     }
 
     fn grouped_gemm(&self, op: &Checked<GroupedGemm<'_>>) -> Result<()> {
@@ -177,7 +177,7 @@ impl Backend for Cuda {
     }
 
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
-        self.gpu.copy("offload", op.from, op.to, Queue::Offload)
+        self.gpu.blame(self.gpu.copy("offload", op.from, op.to, Queue::Offload))
     }
 
     fn route(&self, op: &Checked<Route<'_>>) -> Result<()> {

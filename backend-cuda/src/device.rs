@@ -97,6 +97,8 @@ pub(crate) struct Gpu {
     context: Context,
 }
 
+const QUEUES: [Queue; 3] = [Queue::Compute, Queue::Comm, Queue::Offload];
+
 impl Gpu {
     pub(crate) fn open(index: usize, synchronous: bool) -> Result<Arc<Gpu>> {
         let unavailable = |why| Error::Unavailable { backend: BACKEND, why };
@@ -159,16 +161,24 @@ impl Gpu {
 
     /// Waits for every stream.
     pub(crate) fn synchronize(&self, op: &'static str) -> Result<()> {
-        [Queue::Compute, Queue::Comm, Queue::Offload].into_iter().try_for_each(|queue| self.wait(op, queue))
+        QUEUES.into_iter().try_for_each(|queue| self.wait(op, queue))
     }
 
-    /// Waits for a stream. A failure names the op that was running there.
+    /// Waits for a stream.
     pub(crate) fn wait(&self, op: &'static str, queue: Queue) -> Result<()> {
-        self.stream(queue).synchronize(op).map_err(|error| match (error, self.progress.running(queue)) {
-            (Error::Device { backend, what, .. }, Some(running)) => {
-                Error::Device { backend, op: running, what: format!("{what}, noticed by {op}") }
+        self.stream(queue).synchronize(op)
+    }
+
+    /// The result of a call. A device that has failed fails every later call: their error names the op that was running.
+    pub(crate) fn blame<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| match error {
+            Error::Device { backend, op, what } if !self.recording() && self.compute.has_failed() => {
+                let mut running = QUEUES.into_iter().filter_map(|queue| self.progress.running(queue));
+                let culprit = running.next().unwrap_or(op);
+                let others: String = running.map(|other| format!(", or of {other} on another queue")).collect();
+                Error::Device { backend, op: culprit, what: format!("{what}{others}, noticed by {op}") }
             }
-            (error, _) => error,
+            error => error,
         })
     }
 

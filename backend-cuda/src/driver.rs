@@ -127,6 +127,13 @@ impl Stream {
         unsafe { result::stream::synchronize(self.0) }.during(op)
     }
 
+    /// Whether the work queued here cannot be done any more. Not while it is recorded.
+    pub(crate) fn has_failed(&self) -> bool {
+        // SAFETY: the stream lives.
+        let state = unsafe { sys::cuStreamQuery(self.0) };
+        !matches!(state, sys::cudaError_enum::CUDA_SUCCESS | sys::cudaError_enum::CUDA_ERROR_NOT_READY)
+    }
+
     /// Whether the work queued here becomes a part of a graph.
     pub(crate) fn is_recorded(&self, op: &'static str) -> Result<bool> {
         // SAFETY: the stream lives.

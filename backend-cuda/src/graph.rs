@@ -62,9 +62,11 @@ impl Graph {
     /// # Errors
     /// A failure of the device.
     pub fn launch(&mut self) -> Result<()> {
-        self.gpu.bind(OP)?;
-        // SAFETY: the graph and its memory live.
-        unsafe { result::graph::launch(self.executable, self.gpu.stream(Queue::Compute).0) }.during(OP)
+        let launched = self.gpu.bind(OP).and_then(|()| {
+            // SAFETY: the graph and its memory live.
+            unsafe { result::graph::launch(self.executable, self.gpu.stream(Queue::Compute).0) }.during(OP)
+        });
+        self.gpu.blame(launched)
     }
 }
 

@@ -69,3 +69,81 @@ impl Drop for Progress {
         driver::release(Kind::Pinned, self.words);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Gpu;
+    use crate::kernel::{Kernel, Launch, PRELUDE, params};
+    use crate::memory;
+    use dropless_core::{DType, Memory};
+
+    params!(
+        /// `address`: where the kernel writes, if it is not 0.
+        Params { address }
+    );
+
+    macro_rules! writer {
+        ($kernel:ident, $name:literal) => {
+            static $kernel: Kernel = Kernel {
+                name: $name,
+                files: &[
+                    PRELUDE,
+                    concat!(
+                        "extern \"C\" __global__ void ",
+                        $name,
+                        "(const __grid_constant__ Given given) {
+                            begin(given);
+                            const u64 address = given.params.address;
+                            if (address != 0) *reinterpret_cast<u32*>(address) = 1;
+                        }"
+                    ),
+                ],
+                params: Params::DECLARATION,
+                tensors: &[],
+                maps: 0,
+                constants: &[],
+            };
+        };
+    }
+    writer!(BEFORE, "before");
+    writer!(STRAY, "stray");
+    writer!(AFTER, "after");
+
+    /// The device is of no use to this process afterwards.
+    #[test]
+    fn a_kernel_that_fails_is_named_by_whoever_notices() {
+        let required = std::env::var("DROPLESS_REQUIRE").is_ok_and(|names| names.split(',').any(|name| name == "cuda"));
+        let gpu = match Gpu::open(0, false) {
+            Err(Error::Unavailable { why, .. }) if !required => {
+                println!("skipped: {why}");
+                return;
+            }
+            opened => opened.unwrap(),
+        };
+        let launch = |kernel, address| {
+            let params = Params { address }.words();
+            let (blocks, threads) = (1, 1);
+            gpu.launch(Launch { kernel, tensors: &[], constants: &[], params, maps: &[], blocks, threads, shared: 0 })
+        };
+        launch(&BEFORE, 0).unwrap();
+        launch(&AFTER, 0).unwrap();
+        gpu.synchronize("wait").unwrap();
+        launch(&BEFORE, 0).unwrap();
+        launch(&STRAY, 4).unwrap();
+        // The failure may be known by now.
+        let after = gpu.blame(launch(&AFTER, 0));
+        let waited = gpu.blame(gpu.synchronize("wait"));
+        let allocated = gpu.blame(memory::alloc(&gpu, DType::F32, &[1 << 20], Memory::Device)).map(drop);
+        assert!(waited.is_err());
+        for (result, op) in [(after, "after"), (waited, "wait"), (allocated, "alloc")] {
+            let Err(error) = result else { continue };
+            let text = error.to_string();
+            assert!(matches!(error, Error::Device { op: "stray", .. }), "{text}");
+            assert!(
+                text.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && text.ends_with(&format!("noticed by {op}")),
+                "{text}"
+            );
+        }
+    }
+}

@@ -51,6 +51,10 @@ struct Interval {
 impl Timer {
     /// Queues an op, and the events around it.
     pub(crate) fn time(&self, gpu: &Gpu, work: Work, op: impl FnOnce() -> Result<()>) -> Result<()> {
+        gpu.blame(self.queue(gpu, work, op))
+    }
+
+    fn queue(&self, gpu: &Gpu, work: Work, op: impl FnOnce() -> Result<()>) -> Result<()> {
         // The events of a recording would be passed at every launch.
         if !self.0.lock().wanted || gpu.recording() {
             return op();

@@ -7,13 +7,14 @@ use dropless_core::{DType, NumericModel};
 use crate::differential::{Maker, Problem, Random};
 
 /// Chance makes the problems of `any_shape`; those of the others are lists.
-pub(super) const PROBLEMS: [Problem; 14] = [
+pub(super) const PROBLEMS: [Problem; 15] = [
     under(NumericModel::Hopper, "attention_hopper", any_shape),
     under(NumericModel::F32, "attention_f32", any_shape),
     listed(NumericModel::Hopper, "attention_lengths_hopper", lengths_around_tiles_and_squares),
     listed(NumericModel::F32, "attention_lengths_f32", lengths_around_tiles_and_squares),
     listed(NumericModel::Hopper, "attention_head_sizes_hopper", head_sizes_that_fill_no_tile),
     listed(NumericModel::F32, "attention_head_sizes_f32", head_sizes_that_fill_no_tile),
+    listed(NumericModel::Hopper, "attention_head_sizes_of_models_hopper", head_sizes_of_models),
     listed(NumericModel::Hopper, "attention_documents_hopper", packed_documents),
     listed(NumericModel::F32, "attention_documents_f32", packed_documents),
     listed(NumericModel::Hopper, "attention_shared_heads_hopper", query_heads_that_share_a_key_head),
@@ -124,6 +125,14 @@ fn lengths_around_tiles_and_squares(m: &mut Maker<'_>) {
 fn head_sizes_that_fill_no_tile(m: &mut Maker<'_>) {
     for dims in [[1, 1], [8, 5], [20, 12], [33, 70]] {
         Case::new(shape(1, 50, [2, 1], dims)).run(m);
+    }
+}
+
+/// Several blocks of rows, and query heads that share a key head: a tile of keys sees rows that it has no use for.
+fn head_sizes_of_models(m: &mut Maker<'_>) {
+    for dims in [[64, 64], [96, 96], [128, 128], [192, 128], [256, 128], [256, 256]] {
+        Case::new(shape(1, 260, [2, 1], dims)).run(m);
+        Case::new(shape(1, 260, [2, 1], dims)).starts(&documents(&[70, 120, 70])).run(m);
     }
 }
 
