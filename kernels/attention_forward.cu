@@ -22,7 +22,7 @@ extern __shared__ __align__(1024) u8 shared[];
 
 struct Control {
     u64 q;
-    Ring k, v;
+    Ring<Leavers::WARPS> k, v;
 };
 static_assert(sizeof(Control) <= CONTROL_BYTES);
 

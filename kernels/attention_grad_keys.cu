@@ -35,7 +35,7 @@ struct RowFacts {
 
 struct Control {
     u64 keys;
-    Ring rows;
+    Ring<Leavers::THREADS> rows;
     RowFacts facts[STAGES];
 };
 static_assert(sizeof(Control) <= CONTROL_BYTES);

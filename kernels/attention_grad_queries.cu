@@ -24,7 +24,7 @@ extern __shared__ __align__(1024) u8 shared[];
 
 struct Control {
     u64 rows;
-    Ring keys;
+    Ring<Leavers::WARPS> keys;
 };
 static_assert(sizeof(Control) <= CONTROL_BYTES);
 

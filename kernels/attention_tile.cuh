@@ -49,8 +49,12 @@ __device__ __forceinline__ Work work_of(const Params& p, u32 tiles, u32 heads, u
 
 // ---- The ring ----
 
-// The stages' barriers: filled by the producers, and left by the consumers. Every lane arrives for itself: `racecheck` does
-// not see that a lane has read what another one arrives for.
+// Who arrives where a stage is left: a lane for its warp, or every lane. Both are enough; but `racecheck` does not see that
+// a lane has read what another one arrives for, where lanes read and not only the tensor cores.
+enum class Leavers : u32 { WARPS = WARPGROUPS * WARPGROUP / LANES, THREADS = WARPGROUPS * WARPGROUP };
+
+// The stages' barriers: filled by the producers, and left by the consumers.
+template <Leavers LEAVERS>
 struct Ring {
     u64 full[STAGES];
     u64 empty[STAGES];
@@ -58,7 +62,7 @@ struct Ring {
     __device__ void init() {
         for (u32 stage = 0; stage < STAGES; stage++) {
             barrier_init(full + stage, PRODUCERS);
-            barrier_init(empty + stage, WARPGROUPS * WARPGROUP);
+            barrier_init(empty + stage, u32(LEAVERS));
         }
         barrier_init_done();
     }
@@ -69,8 +73,15 @@ struct Ring {
     // By the consumers, before they read it.
     __device__ __forceinline__ void wait_full(const Place& place) { barrier_wait(full + place.stage, place.parity); }
 
-    // By a consumer that reads the stage no more.
-    __device__ __forceinline__ void leave(u32 stage) { barrier_arrive(empty + stage); }
+    // By a warp that reads the stage no more.
+    __device__ __forceinline__ void leave(u32 stage) {
+        if constexpr (LEAVERS == Leavers::THREADS) {
+            barrier_arrive(empty + stage);
+        } else {
+            __syncwarp();
+            if (lane_id() == 0) barrier_arrive(empty + stage);
+        }
+    }
 };
 
 // ---- Producers ----

@@ -56,9 +56,9 @@ __device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
                  : "memory");
 }
 
-// The present phase also waits until the copies that this thread started with `copy_async` are done.
-__device__ __forceinline__ void barrier_expect_copies(u64* barrier) {
-    asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+// Arrives once the copies that this thread started with `copy_async` are done.
+__device__ __forceinline__ void barrier_arrive_after_copies(u64* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {

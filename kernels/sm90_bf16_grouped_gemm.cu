@@ -98,7 +98,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, 
     begin(given);
     __shared__ Ring ring;
     const u32 tiles_at = ring_base();
-    open(given, ring);
+    open<false>(given, ring);
     if (threadIdx.x < WARPGROUP) {
         registers_give<PRODUCER_REGISTERS>();
         produce<false>(given, ring, tiles_at, [](u32, const Tile&, u32) {});

@@ -47,15 +47,15 @@ constexpr u32 SLAB_ROWS = 64, SLAB_BYTES = TILE_CHAIN * ROW_BYTES;
 // The barrier of threads at which producers meet.
 constexpr u32 PRODUCERS_MEET = 1;
 
-// The stages' barriers: filled by the producers, of whom the first says that all have done their part, and left by the
-// consumers' warps.
+// The stages' barriers: filled by the producers, and left by the consumers' warps.
 struct Ring {
     u64 full[STAGES];
     u64 empty[STAGES];
 
-    __device__ void init() {
+    // `arrivals` fill a stage.
+    __device__ void init(u32 arrivals) {
         for (u32 stage = 0; stage < STAGES; stage++) {
-            barrier_init(full + stage, 1);
+            barrier_init(full + stage, arrivals);
             barrier_init(empty + stage, CLUSTER * CONSUMERS * WARPGROUP / LANES);
         }
         barrier_init_done();
@@ -120,7 +120,8 @@ class Loader {
     static constexpr u32 UNROLL = LOAD == Load::PIECES ? TURNS : 1;
 
    public:
-    static constexpr bool COPIES = LOAD != Load::BOXES || CUT;
+    // Threads copy of every piece of a chain, or of some.
+    static constexpr bool STREAMS = LOAD != Load::BOXES, COPIES = STREAMS || CUT;
     static constexpr bool STORES = LOAD == Load::ELEMENTS;
 
     __device__ explicit Loader(const Factor& factor) : factor(factor) {}
@@ -283,13 +284,19 @@ using LoaderB = Loader<Load{B_LOAD}, B_MAJOR, b_gather_given, TILE_COLUMNS, PART
 // Whether threads copy of a piece of the chain of which `left` terms exist.
 __device__ __forceinline__ bool copied(u32 left) { return !(LoaderA::boxes(left) && LoaderB::boxes(left)); }
 
+// Whether the threads of the warpgroup copy of every piece. SCALES: as below.
+template <bool SCALES>
+constexpr bool STREAMED = SCALES || LoaderA::STREAMS || LoaderB::STREAMS;
+
 // The producers. SCALES: `scales(stage, tile, term)` copies more into the stage, by all threads of the warpgroup.
 //
-// The first warp waits for stages and commands the copy engine. Where threads copy, the other three join it.
+// Each thread waits for a stage and says when its copies have come. Where only the last piece of a chain is copied, the
+// first warp does this alone, with the copy engine, and the other three join it for that piece.
 template <bool SCALES, class Scales>
 __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tiles_at, Scales scales) {
+    constexpr bool STREAMS = STREAMED<SCALES>;
     const bool leads = threadIdx.x < LANES;
-    if (!(leads || SCALES || LoaderA::COPIES || LoaderB::COPIES)) return;
+    if (!(leads || STREAMS || LoaderA::COPIES || LoaderB::COPIES)) return;
     const Params& p = given.params;
     LoaderA a({reinterpret_cast<const u8*>(given.a), given.a_gather, &given.maps[0], p.rows, p.chain, p.a_sources,
                false});
@@ -303,23 +310,32 @@ __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tile
         b.begin(tile.group, tile.column, min(p.columns - tile.column, TILE_COLUMNS), tile.shares);
         for (u32 done = 0; done < tile.terms; done += TILE_CHAIN) {
             const u32 left = tile.terms - done, stage = place.stage;
-            const bool together = SCALES || copied(left);
+            const bool joined = !STREAMS && copied(left);
             u64* full = ring.full + stage;
-            if (leads) barrier_wait(ring.empty + stage, place.parity ^ 1);
+            if (STREAMS || leads) barrier_wait(ring.empty + stage, place.parity ^ 1);
+            if (joined) threads_meet<PRODUCERS_MEET, WARPGROUP>();
             if (threadIdx.x == 0) barrier_expect(full, LoaderA::box_bytes(left) + LoaderB::box_bytes(left));
-            if (together) threads_meet<PRODUCERS_MEET, WARPGROUP>();
-            if (leads || together) {
+            if (STREAMS || leads || joined) {
                 const u32 to = tiles_at + stage * STAGE_BYTES;
                 a.load(to, full, tile.first + done, left);
                 b.load(to + A_BYTES, full, tile.first + done, left);
             }
-            if (together) {
+            if constexpr (!STREAMS) {
+                if (joined) {
+                    copies_wait_all();
+                    threads_meet<PRODUCERS_MEET, WARPGROUP>();
+                }
+                if (threadIdx.x == 0) barrier_arrive(full);
+            } else {
                 scales(stage, tile, tile.first + done);
-                barrier_expect_copies(full);
-                if constexpr (LoaderA::STORES || LoaderB::STORES) fence_async();
-                threads_meet<PRODUCERS_MEET, WARPGROUP>();
+                if constexpr (LoaderA::STORES || LoaderB::STORES) {
+                    copies_wait_all();
+                    fence_async();
+                    barrier_arrive(full);
+                } else {
+                    barrier_arrive_after_copies(full);
+                }
             }
-            if (threadIdx.x == 0) barrier_arrive(full);
             place.advance();
         }
     }
@@ -327,10 +343,11 @@ __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tile
 }
 
 // The ring's barriers, and the maps that the copy engine will use, before anything is in the ring.
+template <bool SCALES>
 __device__ __forceinline__ void open(const Given& given, Ring& ring) {
     constexpr u32 BY[] = {A_LOAD, B_LOAD, STORE};
     if (threadIdx.x == 0) {
-        ring.init();
+        ring.init(STREAMED<SCALES> ? WARPGROUP : 1);
 #pragma unroll
         for (u32 i = 0; i < 3; i++) {
             if (Load{BY[i]} == Load::BOXES) prefetch(given.maps[i]);
