@@ -39,12 +39,13 @@ __device__ __forceinline__ void barrier_arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// The same at that barrier of another block of the cluster.
+// The same at that barrier of another block of the cluster, of which only the copy engine and the tensor cores learn: it
+// orders no loads and stores of this thread. (Where it did, it would wait for all of them.)
 __device__ __forceinline__ void barrier_arrive_in(u32 block, u64* barrier) {
     asm volatile("{\n"
                  ".reg .b32 there;\n"
                  "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+                 "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n"
                  "}" ::"r"(shared_address(barrier)),
                  "r"(block)
                  : "memory");
