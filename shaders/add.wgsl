@@ -12,7 +12,7 @@ fn main(
         return;
     }
     var sum = f32_add(a_at(i), b_at(i));
-    if c_given {
+    if c_given() {
         sum = f32_add(sum, c_at(i));
     }
     out_set(i, sum);

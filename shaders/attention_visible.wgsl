@@ -5,5 +5,5 @@ fn first_key(pair: u32, row: u32) -> u32 {
     if row >= given.params.sequence {
         return row + 1u;
     }
-    return select(0u, start_at(token_of(pair, row)), start_given);
+    return select(0u, start_at(token_of(pair, row)), start_given());
 }

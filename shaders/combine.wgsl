@@ -26,7 +26,7 @@ fn main(
         for (var choice = 0u; choice < p.k; choice += 1u) {
             let place = row * p.k + choice;
             var id = p.leaf_begin + choice;
-            if ids_given {
+            if ids_given() {
                 id = ids_at(place);
             }
             if slots_at(place) != 0xFFFFFFFFu && id < leaf && (height == 0u || id > before) {
@@ -42,10 +42,10 @@ fn main(
         before = leaf;
     }
     var sum = tree_sum();
-    if first_given {
+    if first_given() {
         sum = f32_add(sum, first_at(i));
     }
-    if second_given {
+    if second_given() {
         sum = f32_add(sum, second_at(i));
     }
     out_set(i, sum);

@@ -15,7 +15,7 @@ fn main(
     }
     let row = i / p.row_blocks;
     let block = i % p.row_blocks;
-    if offsets_given && row >= offsets_at(p.groups) {
+    if offsets_given() && row >= offsets_at(p.groups) {
         return;
     }
     var amax = 0u;

@@ -4,7 +4,7 @@
 // the result, and what pads them is zero); those of blocks.wgsl.
 
 fn row_of_group(g: u32) -> u32 {
-    if offsets_given {
+    if offsets_given() {
         return offsets_at(g);
     }
     return g * given.params.group_rows;
@@ -44,7 +44,7 @@ fn main(
     let top = begin + block * BLOCK;
     let bottom = min(top + BLOCK, end);
     var amax = 0u;
-    if squares_given {
+    if squares_given() {
         amax = squares_at((first + block) * p.row_blocks + column / BLOCK);
     } else {
         for (var row = top; row < bottom; row += 1u) {

@@ -47,13 +47,13 @@ fn main(
     }
     let row = i / p.row_blocks;
     let block = i % p.row_blocks;
-    if offsets_given && row >= offsets_at(p.groups) {
+    if offsets_given() && row >= offsets_at(p.groups) {
         return;
     }
     let begin = block * BLOCK;
     let end = min(begin + BLOCK, p.columns);
     var amax = 0u;
-    if squares_given {
+    if squares_given() {
         let down = row / p.group_rows * p.grid_rows + row % p.group_rows / BLOCK;
         amax = squares_at(down * p.row_blocks + block);
     } else {

@@ -122,16 +122,23 @@ fn main(
     }
 
     for (var r = 0u; r < TILE; r += 1u) {
-        for (var c = 0u; c < TILE; c += 1u) {
-            if row + r < last_row && column + c < p.columns {
-                let i = (group * p.out_group + row + r) * p.columns + column + c;
-                var result = acc[0][0];
-                if ACCUMULATE == 1u { // decided
-                    result = f32_add(out_at(i), result);
-                }
-                out_set(i, result);
-            }
+        for (var c = 0u; c < TILE; c += 2u) {
+            let i = (group * p.out_group + row + r) * p.columns + column + c;
+            var first = acc[0][0];
             turn_columns();
+            var second = acc[0][0];
+            turn_columns();
+            if row + r < last_row && column + c < p.columns {
+                if ACCUMULATE == 1u { // decided
+                    first = f32_add(out_at(i), first);
+                    second = f32_add(out_at(i + 1u), second);
+                }
+                if column + c + 1u < p.columns {
+                    out_set_two(i, first, second);
+                } else {
+                    out_set(i, first);
+                }
+            }
         }
         turn_rows();
     }

@@ -11,6 +11,20 @@ fn power_of_two(n: i32) -> u32 {
     return u32(n + 127) << 23u;
 }
 
+// The polynomial whose coefficients these are, the highest first, by Horner's rule. They end at the first zero, a bound
+// that keeps compilers from unrolling the loop: the code of an fma is there once.
+fn polynomial(x: u32, first: u32, next: vec4<u32>, last: vec4<u32>) -> u32 {
+    var sum = first;
+    var near = next;
+    var far = last;
+    while near.x != 0u {
+        sum = f32_fma(sum, x, near.x);
+        near = vec4<u32>(near.yzw, far.x);
+        far = vec4<u32>(far.yzw, 0u);
+    }
+    return sum;
+}
+
 fn f32_exp(a: u32) -> u32 {
     // 89 and -104: beyond them the result is infinity or zero. A NaN passes through both comparisons.
     let below = select(a, 0x42B20000u, f32_lt(0x42B20000u, a));
@@ -18,11 +32,8 @@ fn f32_exp(a: u32) -> u32 {
     let shifted = f32_fma(x, LOG2_E, ROUND);
     let n = f32_sub(shifted, ROUND);
     let r = f32_fma(f32_neg(LN2_LO), n, f32_fma(f32_neg(LN2_HI), n, x));
-    var coefficients = array<u32, 4>(0x3C091EECu, 0x3D2AAC2Cu, 0x3E2AAA46u, 0x3EFFFFFEu);
-    var q = 0x3AB54E89u;
-    for (var i = 0u; i < 4u; i += 1u) {
-        q = f32_fma(q, r, coefficients[i]);
-    }
+    let coefficients = vec4<u32>(0x3C091EECu, 0x3D2AAC2Cu, 0x3E2AAA46u, 0x3EFFFFFEu);
+    let q = polynomial(r, 0x3AB54E89u, coefficients, vec4<u32>(0u));
     let sum = f32_add(ONE, r);
     let lost = f32_sub(r, f32_sub(sum, ONE));
     let p = f32_add(sum, f32_fma(q, f32_mul(r, r), lost));
@@ -39,13 +50,9 @@ fn f32_log(a: u32) -> u32 {
     let bits = scaled - SQRT_HALF;
     let n = f32_from_i32((i32(bits) >> 23u) - select(0, 23, subnormal));
     let f = f32_sub((bits & FRACTION) + SQRT_HALF, ONE);
-    var coefficients = array<u32, 8>(
-        0xBDD38F6Fu, 0x3DFBE719u, 0xBE01ABC0u, 0x3E1164D3u, 0xBE2A8542u, 0x3E4CD358u, 0xBE800064u, 0x3EAAAAA3u,
-    );
-    var p = 0x3D2CC40Du;
-    for (var i = 0u; i < 8u; i += 1u) {
-        p = f32_fma(p, f, coefficients[i]);
-    }
+    let high = vec4<u32>(0xBDD38F6Fu, 0x3DFBE719u, 0xBE01ABC0u, 0x3E1164D3u);
+    let low = vec4<u32>(0xBE2A8542u, 0x3E4CD358u, 0xBE800064u, 0x3EAAAAA3u);
+    let p = polynomial(f, 0x3D2CC40Du, high, low);
     let square = f32_mul(f, f);
     let small = f32_fma(LN2_LO, n, f32_fma(f32_mul(square, f), p, f32_mul(0xBF000000u, square)));
     let large = f32_mul(LN2_HI, n);

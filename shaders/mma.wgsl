@@ -63,17 +63,21 @@ fn mma_step(c: u32, acc: u32) -> u32 {
 
     // Products have 29 fraction bits, and nothing is left of them after 31 places. 16 of the largest stay below 2^31.
     let aligned = 29 - i32(FRACTION_BITS) + largest;
-    var sum = 0;
+    var floors = 0;
+    var negatives = 0;
     for (var i = 0u; i < STEP; i += 1u) { // unrolled
         let product = left[i].sig * right[c][i].sig;
-        let down = u32(min(aligned - (left[i].exponent + right[c][i].exponent), 31));
-        // An arithmetic shift of the ones' complement cuts towards zero.
+        let down = min(u32(aligned - (left[i].exponent + right[c][i].exponent)), 31u);
+        // An arithmetic shift of the ones' complement cuts towards zero, and is one less for a negative product.
         let flip = product >> 31u;
-        sum += ((product + flip) >> down) - flip;
+        floors += (product + flip) >> down;
+        negatives += flip;
     }
+    // It is the count itself; the bound keeps compilers from a second shift for each term.
+    let sum = floors - max(negatives, -i32(STEP));
 
     // With the accumulator the sum may pass 2^31, so magnitudes and signs part here.
-    let addend = (acc_sig << 2u) >> u32(min(25 - i32(FRACTION_BITS) + largest - acc_exponent, 31));
+    let addend = (acc_sig << 2u) >> min(u32(25 - i32(FRACTION_BITS) + largest - acc_exponent), 31u);
     let products = u32(abs(sum));
     let sum_sign = u32(sum) & SIGN;
     let opposite = ((sum_sign ^ acc) & SIGN) != 0u;

@@ -175,15 +175,18 @@ fn f32_div(a: u32, b: u32) -> u32 {
     let mb = b & MAGNITUDE;
     let x = unpack(ma);
     let y = unpack(mb);
-    // The quotient of the significands in [1, 2): its first bit, then 24 more by long division.
+    // The quotient of the significands in [1, 2): its first bit, then 24 more by long division. Compilers leave a loop
+    // alone whose bound is no counter, and are done sooner.
     let smaller = x.sig < y.sig;
     var rest = (x.sig << select(0u, 1u, smaller)) - y.sig;
     var quotient = 1u;
-    for (var i = 0u; i < 24u; i += 1u) {
-        rest <<= 1u;
-        let fits = rest >= y.sig;
-        rest -= select(0u, y.sig, fits);
-        quotient = (quotient << 1u) | select(0u, 1u, fits);
+    while quotient < 0x01000000u {
+        for (var i = 0u; i < 8u; i += 1u) { // unrolled
+            rest <<= 1u;
+            let fits = rest >= y.sig;
+            rest -= select(0u, y.sig, fits);
+            quotient = (quotient << 1u) | select(0u, 1u, fits);
+        }
     }
     let sig = (quotient << 6u) | select(0u, 1u, rest != 0u);
     let finite = pack(sign, x.exponent - y.exponent + 126 - select(0, 1, smaller), sig);
@@ -198,16 +201,18 @@ fn f32_sqrt(a: u32) -> u32 {
     // An even exponent; the radicand is in [1, 4) with 23 fraction bits.
     let odd = u32(x.exponent + 1) & 1u;
     var digits = (x.sig << odd) << 7u;
-    // Two bits of the radicand give one bit of the root: 24 and one for rounding.
-    var rest = 0u;
-    var root = 0u;
-    for (var i = 0u; i < 25u; i += 1u) {
-        rest = (rest << 2u) | (digits >> 30u);
-        digits <<= 2u;
-        let trial = (root << 2u) | 1u;
-        let fits = rest >= trial;
-        rest -= select(0u, trial, fits);
-        root = (root << 1u) | select(0u, 1u, fits);
+    // Two bits of the radicand give one bit of the root: a first one, which is set, then 24 more with one for rounding.
+    var rest = (digits >> 30u) - 1u;
+    var root = 1u;
+    while root < 0x01000000u {
+        for (var i = 0u; i < 8u; i += 1u) { // unrolled
+            digits <<= 2u;
+            rest = (rest << 2u) | (digits >> 30u);
+            let trial = (root << 2u) | 1u;
+            let fits = rest >= trial;
+            rest -= select(0u, trial, fits);
+            root = (root << 1u) | select(0u, 1u, fits);
+        }
     }
     let sig = (root << 6u) | select(0u, 1u, rest != 0u);
     let field = (x.exponent - i32(odd) + 127) >> 1u;

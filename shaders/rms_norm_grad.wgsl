@@ -25,7 +25,7 @@ fn main(
         let place = row * p.columns + i;
         let scaled = f32_mul(dy_at(place), weight_at(i));
         var dx = f32_mul(rstd, f32_sub(scaled, f32_mul(x_at(place), along)));
-        if residual_given {
+        if residual_given() {
             dx = f32_add(dx, residual_at(place));
         }
         dx_set(place, dx);

@@ -72,12 +72,12 @@ fn main(
     for (var e = 0u; e < EXPERTS; e += 1u) {
         scores_set(base + e, score[e]);
         var value = score[e];
-        if bias_given {
+        if bias_given() {
             value = f32_add(value, bias_at(e));
         }
         order[e] = order_of(value);
     }
-    if valid_given && valid_at(token) == 0u {
+    if valid_given() && valid_at(token) == 0u {
         for (var n = 0u; n < p.k; n += 1u) {
             ids_set(token * p.k + n, 0xFFFFFFFFu);
             weights_set(token * p.k + n, 0u);

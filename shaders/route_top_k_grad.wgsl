@@ -60,7 +60,7 @@ fn main(
     }
     workgroupBarrier();
 
-    if counts_given {
+    if counts_given() {
         let sequence = token / p.sequence;
         let valid = valid_at(sequence);
         let sum = sum_of_scores(lane, token);

@@ -12,12 +12,12 @@ fn main(
         return;
     }
     let row = i / p.width;
-    if limit_given && row >= limit_at(0u) {
+    if limit_given() && row >= limit_at(0u) {
         return;
     }
     let gate = row * 2u * p.width + i % p.width;
     var value = f32_mul(f32_silu(gate_up_at(gate)), gate_up_at(gate + p.width));
-    if weight_given {
+    if weight_given() {
         value = f32_mul(value, weight_at(row));
     }
     out_set(i, value);

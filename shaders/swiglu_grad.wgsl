@@ -11,7 +11,7 @@ fn main(
     if row >= p.rows {
         return;
     }
-    if limit_given && row >= limit_at(0u) {
+    if limit_given() && row >= limit_at(0u) {
         return;
     }
     var sum = 0u;
@@ -26,7 +26,7 @@ fn main(
             let d_out = d_out_at(row * p.width + i);
             sum = f32_add(sum, f32_mul(d_out, f32_mul(h, u)));
             var d = d_out;
-            if weight_given {
+            if weight_given() {
                 d = f32_mul(d, weight_at(row));
             }
             let slope = f32_mul(s, f32_add(ONE, f32_mul(g, f32_sub(ONE, s))));
@@ -34,7 +34,7 @@ fn main(
             d_gate_up_set(gate + p.width, f32_mul(d, h));
         }
     }
-    if d_weight_given {
+    if d_weight_given() {
         let total = butterfly(lane, sum);
         if lane == 0u {
             d_weight_set(row, total);

@@ -33,6 +33,9 @@ pub(crate) struct Gpu {
     /// What becomes of a shader's text before it is compiled.
     shader_patch: Option<fn(String) -> String>,
     pipelines: Mutex<HashMap<Variant, Arc<Pipeline>>>,
+    /// What stands where a shader could write a tensor, or read one, and there is none: a device refuses the same
+    /// buffer for both.
+    nothing: [wgpu::Buffer; 2],
 }
 
 impl Gpu {
@@ -64,6 +67,14 @@ impl Gpu {
         let (device, queue) =
             pollster::block_on(adapter.request_device(&descriptor)).map_err(|e| unavailable(format!("{name}: {e}")))?;
 
+        let nothing = [(); 2].map(|()| {
+            device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("nothing"),
+                size: UNIT as u64,
+                usage: wgpu::BufferUsages::STORAGE,
+                mapped_at_creation: false,
+            })
+        });
         let failure = Failure::default();
         let first = failure.clone();
         device.on_uncaptured_error(Arc::new(move |error| {
@@ -82,6 +93,7 @@ impl Gpu {
             failure,
             shader_patch,
             pipelines: Mutex::default(),
+            nothing,
         }))
     }
 
@@ -117,6 +129,11 @@ impl Gpu {
             }
             None => Ok(buffer),
         }
+    }
+
+    /// What stands where a shader could read (or write) a tensor that is not there.
+    pub(crate) fn nothing(&self, read: bool) -> &wgpu::Buffer {
+        &self.nothing[usize::from(read)]
     }
 
     /// The compiled pipeline of a variant, and whether this is its first use.

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::BACKEND;
 use crate::buffer;
 use crate::device::{Gpu, UNIT};
-use crate::shader::{OFFSET_WORDS, Shader, Variant};
+use crate::shader::{ABSENT, OFFSET_WORDS, Shader, Variant};
 
 /// Where a binding may start; the least that every adapter allows.
 const BINDING_ALIGNMENT: u64 = 256;
@@ -85,33 +85,32 @@ impl Stream {
             op,
             what: format!("needs {workgroups} workgroups, but the adapter takes {}^2 at once", self.gpu.max_workgroups),
         })?;
-        let types: Vec<_> = tensors.iter().map(|tensor| tensor.map(Tensor::dtype)).collect();
-        debug_assert!(
-            shader.bindings.iter().zip(&types).all(|(binding, &dtype)| binding.accepts(dtype)),
-            "{op}: {types:?}"
-        );
+        let bindings = shader.bindings.iter().zip(tensors);
+        debug_assert!(bindings.clone().all(|(binding, tensor)| binding.accepts(tensor.map(Tensor::dtype))), "{op}");
+        let types = bindings.clone().map(|(binding, tensor)| binding.element(*tensor)).collect();
         let (pipeline, fresh) = self.gpu.pipeline(&Variant { shader, types, constants: constants.to_vec() })?;
 
         let unit = UNIT as u64;
         let mut given = vec![0; OFFSET_WORDS];
         let mut entries = Vec::new();
-        for (place, tensor) in tensors.iter().enumerate() {
-            let Some(tensor) = tensor else { continue };
-            let storage = buffer::of(op, &self.gpu, tensor)?;
-            let bytes = buffer::range(tensor);
-            // An empty view may lie at the very end of its buffer, where no binding can start.
-            let start = bytes.start.min(storage.raw.size() - unit) / BINDING_ALIGNMENT * BINDING_ALIGNMENT;
-            let elements = (bytes.start - start) / tensor.dtype().size() as u64;
-            given[place] = u32::try_from(elements).expect("less than the alignment");
-            let size = (bytes.end - start).next_multiple_of(unit).clamp(unit, storage.raw.size() - start);
-            entries.push(wgpu::BindGroupEntry {
-                binding: u32::try_from(entries.len()).expect("a few bindings"),
-                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                    buffer: &storage.raw,
-                    offset: start,
-                    size: wgpu::BufferSize::new(size),
-                }),
-            });
+        for (slot, (binding, tensor)) in (0..).zip(bindings) {
+            let (first, resource) = match tensor {
+                None => (ABSENT, self.gpu.nothing(binding.access.reads_only()).as_entire_binding()),
+                Some(tensor) => {
+                    let storage = buffer::of(op, &self.gpu, tensor)?;
+                    let bytes = buffer::range(tensor);
+                    // An empty view may lie at the very end of its buffer, where no binding can start.
+                    let start = bytes.start.min(storage.raw.size() - unit) / BINDING_ALIGNMENT * BINDING_ALIGNMENT;
+                    let elements = (bytes.start - start) / tensor.dtype().size() as u64;
+                    let size = (bytes.end - start).next_multiple_of(unit).clamp(unit, storage.raw.size() - start);
+                    let part =
+                        wgpu::BufferBinding { buffer: &storage.raw, offset: start, size: wgpu::BufferSize::new(size) };
+                    let first = u32::try_from(elements).expect("less than the alignment");
+                    (first, wgpu::BindingResource::Buffer(part))
+                }
+            };
+            given[entries.len()] = first;
+            entries.push(wgpu::BindGroupEntry { binding: slot, resource });
         }
         given.extend(params);
         let descriptor = wgpu::BindGroupDescriptor { label: Some(op), layout: &pipeline.layout, entries: &entries };

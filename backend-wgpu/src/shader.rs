@@ -1,14 +1,18 @@
 //! From a shader's file to a compiled pipeline: the declarations that every shader shares are written here, so that a
 //! struct or a binding is declared once.
 //!
-//! A binding `x` becomes `x_at(i)`: the bits of element i as f32 for a float tensor, else the integer; `x_set(i, v)` if it
-//! is written, with one rounding for bf16; and `x_word(i)` and `x_unit(i)`, the 4 and the 16 bytes in which element i lies,
-//! if it is read in units. Elements smaller than a word share words between invocations, so they
-//! are written with an atomic exclusive-or of the bits to change; nobody else changes those bits.
+//! A binding `x` becomes `x_at(i)`: the bits of element i as f32 for a float tensor, else the integer; `x_set(i, v)` if
+//! it is written, with one rounding for bf16, and `x_set_two(i, v, w)` for elements i and i + 1 of a float tensor that
+//! must be there; and `x_word(i)` and `x_unit(i)`, the 4 and the 16 bytes in which element i lies, if it is read in
+//! units. Elements smaller than a word share words between invocations, so they are written with an atomic exclusive-or
+//! of the bits to change; nobody else changes those bits.
+//!
+//! Whether an optional binding has a tensor is known when the shader runs, not before: drivers take their time to
+//! compile a shader, so it is the same with and without.
 
 use std::fmt::Write;
 
-use dropless_core::{DType, Error, Result};
+use dropless_core::{DType, Error, Result, Tensor};
 
 use crate::BACKEND;
 use crate::device::one_line;
@@ -36,7 +40,7 @@ pub(crate) struct Binding {
     pub(crate) access: Access,
     /// Element types it is used with.
     pub(crate) types: &'static [DType],
-    /// Whether it may be absent: then `x_given` is false, `x_at` gives 0 and `x_set` does nothing.
+    /// Whether it may be absent: then `x_given()` is false, `x_at` gives 0 and `x_set` does nothing.
     pub(crate) optional: bool,
 }
 
@@ -45,7 +49,7 @@ pub(crate) const F32: &[DType] = &[DType::F32];
 pub(crate) const U32: &[DType] = &[DType::U32];
 
 impl Access {
-    fn reads_only(self) -> bool {
+    pub(crate) fn reads_only(self) -> bool {
         matches!(self, Access::Read | Access::ReadUnits)
     }
 }
@@ -73,6 +77,11 @@ impl Binding {
 
     pub(crate) const fn optional(self) -> Binding {
         Binding { optional: true, ..self }
+    }
+
+    /// The type of the tensor that stands here; without one, the last that could.
+    pub(crate) fn element(&self, tensor: Option<&Tensor>) -> DType {
+        tensor.map_or(self.types[self.types.len() - 1], Tensor::dtype)
     }
 
     /// Whether a tensor of this type (or none) may stand here.
@@ -115,7 +124,7 @@ pub(crate) const TREE: &str = include_str!("../../shaders/tree.wgsl");
 #[derive(Clone, Debug)]
 pub(crate) struct Variant {
     pub(crate) shader: &'static Shader,
-    pub(crate) types: Vec<Option<DType>>,
+    pub(crate) types: Vec<DType>,
     pub(crate) constants: Vec<u32>,
 }
 
@@ -167,8 +176,10 @@ macro_rules! params {
 }
 pub(crate) use params;
 
-/// Words of the immediate data before the parameters: the first element of each binding.
+/// Words of the immediate data before the parameters: the first element of each binding, or [`ABSENT`].
 pub(crate) const OFFSET_WORDS: usize = 8;
+/// Stands for the first element of a binding without a tensor.
+pub(crate) const ABSENT: u32 = u32::MAX;
 
 /// What every shader starts with. `linear` undoes the folding of [`crate::dispatch`].
 const HEADER: &str = "struct Given {
@@ -195,18 +206,9 @@ impl Variant {
         for (name, value) in self.shader.constants.iter().zip(&self.constants) {
             let _ = writeln!(text, "const {name}: u32 = {value}u;");
         }
-        let mut slot = 0;
-        for (place, (binding, dtype)) in self.shader.bindings.iter().zip(&self.types).enumerate() {
-            let name = binding.name;
-            let _ = writeln!(text, "\nconst {name}_given: bool = {};", dtype.is_some());
-            match dtype {
-                Some(dtype) => {
-                    let offset = format!("given.offsets[{}][{}]", place / 4, place % 4);
-                    declare(&mut text, *binding, *dtype, slot, &offset);
-                    slot += 1;
-                }
-                None => declare_absent(&mut text, *binding),
-            }
+        for (slot, (binding, dtype)) in self.shader.bindings.iter().zip(&self.types).enumerate() {
+            text.push('\n');
+            declare(&mut text, *binding, *dtype, slot);
         }
         for file in self.shader.files {
             text.push('\n');
@@ -216,8 +218,9 @@ impl Variant {
     }
 }
 
-fn declare(text: &mut String, binding: Binding, dtype: DType, slot: usize, offset: &str) {
-    let Binding { name, access, .. } = binding;
+fn declare(text: &mut String, binding: Binding, dtype: DType, slot: usize) {
+    let Binding { name, access, optional, .. } = binding;
+    let offset = format!("given.offsets[{}][{}]", slot / 4, slot % 4);
     let units = access == Access::ReadUnits;
     let shared_words = access == Access::Atomic || !access.reads_only() && dtype.size() < 4;
     let mode = if access.reads_only() { "read" } else { "read_write" };
@@ -227,6 +230,9 @@ fn declare(text: &mut String, binding: Binding, dtype: DType, slot: usize, offse
         _ => "u32",
     };
     let _ = writeln!(text, "@group(0) @binding({slot}) var<storage, {mode}> {name}: array<{element}>;");
+    if optional {
+        let _ = writeln!(text, "fn {name}_given() -> bool {{\n    return {offset} != {ABSENT}u;\n}}");
+    }
     if access == Access::Atomic {
         for (suffix, function) in [("max", "atomicMax"), ("count", "atomicAdd")] {
             let _ = writeln!(
@@ -258,6 +264,7 @@ fn declare(text: &mut String, binding: Binding, dtype: DType, slot: usize, offse
             2 => format!("({word} >> ((at & 1u) << 4u)) << 16u"),
             _ => format!("({word} >> ((at & 3u) << 3u)) & 0xFFu"),
         };
+        let value = if optional { format!("select(0u, {value}, {name}_given())") } else { value };
         let _ = writeln!(text, "fn {name}_at(i: u32) -> u32 {{\n    let at = i + {offset};\n    return {value};\n}}");
     }
     if !access.reads_only() {
@@ -266,8 +273,30 @@ fn declare(text: &mut String, binding: Binding, dtype: DType, slot: usize, offse
             2 => exchange(name, "bf16_from_f32(value)", "1u", "4u", "0xFFFFu"),
             _ => exchange(name, "value", "2u", "3u", "0xFFu"),
         };
+        let body = if optional { format!("    if !{name}_given() {{\n        return;\n    }}\n{body}") } else { body };
         let _ = writeln!(text, "fn {name}_set(i: u32, value: u32) {{\n    let at = i + {offset};\n{body}\n}}");
+        if !optional {
+            declare_pairs(text, name, dtype, &offset);
+        }
     }
+}
+
+/// Writes two neighbours at once: a whole word takes no exchange.
+fn declare_pairs(text: &mut String, name: &str, dtype: DType, offset: &str) {
+    let both = format!("    {name}_set(i, first);\n    {name}_set(i + 1u, second);\n");
+    let body = match dtype {
+        DType::F32 => both,
+        DType::Bf16 => format!(
+            "    let at = i + {offset};
+    if (at & 1u) == 0u {{
+        atomicStore(&{name}[at >> 1u], bf16_from_f32(first) | (bf16_from_f32(second) << 16u));
+        return;
+    }}
+{both}"
+        ),
+        _ => return,
+    };
+    let _ = writeln!(text, "fn {name}_set_two(i: u32, first: u32, second: u32) {{\n{body}}}");
 }
 
 /// Replaces one part of a word; `parts` and `bits` are logarithms.
@@ -279,16 +308,6 @@ fn exchange(name: &str, code: &str, parts: &str, bits: &str, mask: &str) -> Stri
     let change = ((atomicLoad(&{name}[word]) >> shift) ^ {code}) & {mask};
     atomicXor(&{name}[word], change << shift);"
     )
-}
-
-fn declare_absent(text: &mut String, binding: Binding) {
-    let name = binding.name;
-    if binding.access != Access::Write {
-        let _ = writeln!(text, "fn {name}_at(i: u32) -> u32 {{\n    return 0u;\n}}");
-    }
-    if !binding.access.reads_only() {
-        let _ = writeln!(text, "fn {name}_set(i: u32, value: u32) {{\n}}");
-    }
 }
 
 /// A compiled variant.
@@ -303,8 +322,7 @@ impl Pipeline {
     pub(crate) fn compile(device: &wgpu::Device, variant: &Variant, source: String) -> Result<Pipeline> {
         let name = variant.shader.name;
         let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
-        let given = variant.shader.bindings.iter().zip(&variant.types).filter(|(_, dtype)| dtype.is_some());
-        let entries: Vec<_> = (0..).zip(given).map(|(slot, (binding, _))| entry(slot, *binding)).collect();
+        let entries: Vec<_> = (0..).zip(variant.shader.bindings).map(|(slot, binding)| entry(slot, *binding)).collect();
         let layout =
             device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some(name), entries: &entries });
         let words = OFFSET_WORDS + variant.shader.params.fields.len().next_multiple_of(4);
@@ -317,8 +335,8 @@ impl Pipeline {
             wgpu::ShaderModuleDescriptor { label: Some(name), source: wgpu::ShaderSource::Wgsl(source.into()) };
         // A counter in every loop would keep the drivers from unrolling them.
         let checks = wgpu::ShaderRuntimeChecks { force_loop_bounding: false, ..wgpu::ShaderRuntimeChecks::checked() };
-        // SAFETY: every loop of the shaders ends: its counter moves towards a bound that the loop does not change. All
-        // other checks stay on.
+        // SAFETY: every loop of the shaders ends: its counter moves towards a bound that the loop does not change, or
+        // what it counts by doubles, or is used up. All other checks stay on.
         let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
         let raw = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(name),

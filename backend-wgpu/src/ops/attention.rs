@@ -17,7 +17,7 @@ use super::chains::{Chains, SIDE, aligned, tile};
 use self::plan::{Piece, Plan, SCRATCH, group, padded};
 use crate::buffer;
 use crate::dispatch::{Dispatch, Stream, word};
-use crate::shader::{Binding, F32, FLOAT, MMA, OPERANDS, PRELUDE, Shader, U32, params};
+use crate::shader::{Binding, F32, FLOAT, FORMATS, MMA, OPERANDS, PRELUDE, Shader, U32, params};
 
 /// The files that the shaders share.
 const PIECE: &str = include_str!("../../../shaders/attention_piece.wgsl");
@@ -37,13 +37,12 @@ const CONSTANTS: &[&str] = &[
     "B_CHAIN_LAST",
     "A_UNITS",
     "B_UNITS",
-    "ALONG_ROWS",
 ];
 
 params!(
     /// A piece, and the operands of one dispatch. `pair` to `keys`: see attention_piece.wgsl; `columns`: elements of a
     /// head; `a_chain`, `b_chain`: elements from one term of a chain to the next; `scale`: the bits of the result's
-    /// factor; `continues`, `complete`: see attention_gradient.wgsl.
+    /// factor; `continues`, `complete`: see attention_keys.wgsl.
     Params {
         pair,
         pairs,
@@ -76,6 +75,30 @@ pub(crate) static SCORES: Shader = Shader {
     constants: CONSTANTS,
 };
 
+pub(crate) static ROWS: Shader = Shader {
+    name: "attention_rows",
+    files: &[
+        PRELUDE,
+        FORMATS,
+        MMA,
+        OPERANDS,
+        PIECE,
+        VISIBLE,
+        CHAINS,
+        include_str!("../../../shaders/attention_rows.wgsl"),
+    ],
+    params: Params::DECLARATION,
+    bindings: &[
+        Binding::read_units("a", FLOAT),
+        Binding::read_units("b", FLOAT),
+        Binding::read("start", U32).optional(),
+        Binding::read("alpha", F32).optional(),
+        Binding::read("totals", F32).optional(),
+        Binding::write("out", FLOAT),
+    ],
+    constants: CONSTANTS,
+};
+
 /// What every dispatch of one op needs.
 #[derive(Debug)]
 struct Pass<'a> {
@@ -98,7 +121,6 @@ struct Product<'a> {
     /// As in [`Chains`].
     chain_last: [bool; 2],
     aligned: [bool; 2],
-    along_rows: bool,
     workgroups: usize,
 }
 
@@ -147,18 +169,16 @@ impl Pass<'_> {
 
     /// Workgroups along an extent of outputs.
     fn tiles(&self, extent: usize) -> usize {
-        extent.div_ceil(SIDE * tile(&self.stream.gpu, self.unit))
+        extent.div_ceil(SIDE * tile(self.unit))
     }
 
     fn product(&self, product: &Product<'_>) -> Result<()> {
         let Product { chain_last, aligned, .. } = *product;
-        let mut constants =
-            Chains { dtype: self.dtype, unit: self.unit, chain_last, aligned }.constants(&self.stream.gpu);
-        constants.push(u32::from(product.along_rows));
+        let chains = Chains { dtype: self.dtype, unit: self.unit, tile: tile(self.unit), chain_last, aligned };
         self.stream.dispatch(Dispatch {
             shader: product.shader,
             tensors: product.tensors,
-            constants: &constants,
+            constants: &chains.constants(),
             params: product.params.words(),
             workgroups: product.workgroups as u64,
         })
@@ -173,10 +193,45 @@ impl Pass<'_> {
             params: Params { columns: word(dim), scale: scale.to_bits(), ..self.params(piece) },
             chain_last: [true, true],
             aligned: [a, b].map(|operand| aligned(operand, dim)),
-            along_rows: false,
             workgroups: piece.pairs.len() * tiles,
         })
     }
+
+    /// The products of `a`, a number for each row and key, with the keys' heads of `dim` elements in `b`, times
+    /// `scale`.
+    fn rows(
+        &self,
+        piece: &Piece,
+        [a, b]: [&Tensor; 2],
+        dim: usize,
+        scale: f32,
+        softmax: Option<Softmax<'_>>,
+        out: &Tensor,
+    ) -> Result<()> {
+        let params = self.params(piece);
+        let (alpha, totals) = softmax.map(|Softmax { alpha, totals }| (alpha, totals)).unzip();
+        self.product(&Product {
+            shader: &ROWS,
+            tensors: &[Some(a), Some(b), self.start, alpha, totals, Some(out)],
+            params: Params {
+                columns: word(dim),
+                a_chain: params.width,
+                b_chain: word(b.cols()),
+                scale: scale.to_bits(),
+                ..params
+            },
+            chain_last: [false, false],
+            aligned: [true, aligned(b, dim)],
+            workgroups: piece.pairs.len() * self.tiles(padded(piece.rows.len())) * self.tiles(dim),
+        })
+    }
+}
+
+/// What the online softmax keeps of each tile of keys and row, and of each row.
+#[derive(Clone, Copy, Debug)]
+struct Softmax<'a> {
+    alpha: &'a Tensor,
+    totals: &'a Tensor,
 }
 
 /// The matrix unit that multiplies elements of this type.

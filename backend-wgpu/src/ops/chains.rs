@@ -3,11 +3,16 @@
 use dropless_core::numerics::mma::Tensorcore;
 use dropless_core::{DType, Tensor};
 
-use crate::device::{Gpu, UNIT};
+use crate::device::UNIT;
 use crate::dispatch::word;
 
 /// Invocations of a workgroup along rows and along columns.
 pub(crate) const SIDE: usize = 8;
+
+/// The tile of chains under a matrix unit, as many as a GPU has registers for, and of those of f32 fma.
+pub(crate) fn tile(unit: Option<Tensorcore>) -> usize {
+    if unit.is_some() { 4 } else { 2 }
+}
 
 /// The chains of a product, and how their operands lie in memory.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +21,8 @@ pub(crate) struct Chains {
     pub(crate) dtype: DType,
     /// None: chains of f32 fma.
     pub(crate) unit: Option<Tensorcore>,
+    /// Rows and columns of outputs of one invocation. No bit depends on it.
+    pub(crate) tile: usize,
     /// Whether the chain runs along what is last in memory, in each operand.
     pub(crate) chain_last: [bool; 2],
     /// Whether what is last in memory begins at multiples of [`elements`].
@@ -33,28 +40,17 @@ pub(crate) fn aligned(tensor: &Tensor, row: usize) -> bool {
     tensor.offset().is_multiple_of(elements) && row.is_multiple_of(elements)
 }
 
-/// Rows and columns of outputs of one invocation. On processors loads cost most, which a large tile makes few; a GPU has
-/// registers for a smaller one only. No bit depends on it.
-pub(crate) fn tile(gpu: &Gpu, unit: Option<Tensorcore>) -> usize {
-    match unit {
-        None => 2,
-        Some(_) if gpu.cpu => 8,
-        Some(_) => 4,
-    }
-}
-
 impl Chains {
     /// The values of TILE, PAIRS, STEP, FRACTION_BITS, RESULT_BITS, MODEL, UNIT, A_CHAIN_LAST, B_CHAIN_LAST, A_UNITS and
     /// B_UNITS: the constants that a product's shader names first.
-    pub(crate) fn constants(&self, gpu: &Gpu) -> Vec<u32> {
+    pub(crate) fn constants(&self) -> Vec<u32> {
         // A chain of f32 fma needs no lookahead, and reads element by element.
         let f32_chain = Tensorcore { step: 1, fraction_bits: 0, result_bits: 0 };
         let Tensorcore { step, fraction_bits, result_bits } = self.unit.unwrap_or(f32_chain);
-        let tile = tile(gpu, self.unit);
         let units = self.aligned.map(|aligned| u32::from(aligned && self.unit.is_some()));
         vec![
-            word(tile),
-            word(tile.div_ceil(2)),
+            word(self.tile),
+            word(self.tile.div_ceil(2)),
             word(step),
             fraction_bits.cast_unsigned(),
             result_bits.cast_unsigned(),

@@ -114,7 +114,10 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
         DType::Bf16 => Tensorcore::of_bf16(model),
         _ => Tensorcore::of_e4m3(model),
     };
-    let tile = tile(&stream.gpu, unit);
+    // A processor has no registers to run out of, and a large tile needs fewer loads. But it takes its time to compile,
+    // so not where only a model's logits come: f32 that is not added to a gradient.
+    let often = op.accumulate || op.out.dtype() == DType::Bf16;
+    let tile = if stream.gpu.cpu && unit.is_some() && often { 8 } else { tile(unit) };
     let (a_strides, b_strides) = (a.strides(rows, chain), b.strides(columns, chain));
     // A weight's FP8 scales also span 128 of its rows.
     let b_scale_columns = if wgrad { 1 } else { 128 };
@@ -145,11 +148,12 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
     let chains = Chains {
         dtype: a.elements.dtype(),
         unit,
+        tile,
         chain_last: [a.chain_last, b.chain_last],
         // One of the strides is 1, the other a row.
         aligned: [(&a, a_strides), (&b, b_strides)].map(|(factor, [x, y])| aligned(&factor.elements, x.max(y))),
     };
-    let mut constants = chains.constants(&stream.gpu);
+    let mut constants = chains.constants();
     constants.extend([wgrad, fp8, op.accumulate].map(u32::from));
     let tensors = [
         Some(&*a.elements),

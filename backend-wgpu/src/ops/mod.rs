@@ -14,12 +14,12 @@ mod shaders_test;
 /// Every shader of the backend.
 #[cfg(test)]
 pub(crate) static ALL: &[&crate::shader::Shader] = &[
+    &attention::ROWS,
     &attention::SCORES,
     &attention::backward::DELTA,
     &attention::backward::DIFFERENTIATE,
-    &attention::backward::GRADIENT,
+    &attention::backward::KEYS,
     &attention::forward::SOFTMAX,
-    &attention::forward::VALUES,
     &copy::COPY,
     &group_quantize::AMAX,
     &group_quantize::COLUMNS,

@@ -39,8 +39,8 @@ pub(crate) static DIFFERENTIATE: Shader = Shader {
     constants: &[],
 };
 
-pub(crate) static GRADIENT: Shader = Shader {
-    name: "attention_gradient",
+pub(crate) static KEYS: Shader = Shader {
+    name: "attention_keys",
     files: &[
         PRELUDE,
         FORMATS,
@@ -49,7 +49,7 @@ pub(crate) static GRADIENT: Shader = Shader {
         PIECE,
         VISIBLE,
         CHAINS,
-        include_str!("../../../../shaders/attention_gradient.wgsl"),
+        include_str!("../../../../shaders/attention_keys.wgsl"),
     ],
     params: Params::DECLARATION,
     bindings: &[
@@ -87,12 +87,9 @@ pub(super) fn run(scratch: usize, stream: &Stream, op: &AttentionBackward<'_>, m
             workgroups: entries.div_ceil(64) as u64,
         })?;
 
-        let d_q = Target::Rows { out: op.d_q };
-        pass.gradient(&piece, [&slopes, op.k], shape.qk_dim, shape.scale, d_q)?;
-        let d_k = Target::Keys { sums: k_sums.as_ref(), out: op.d_k };
-        pass.gradient(&piece, [&slopes, op.q], shape.qk_dim, shape.scale, d_k)?;
-        let d_v = Target::Keys { sums: v_sums.as_ref(), out: op.d_v };
-        pass.gradient(&piece, [&probabilities, op.d_out], shape.v_dim, 1.0, d_v)?;
+        pass.rows(&piece, [&slopes, op.k], shape.qk_dim, shape.scale, None, op.d_q)?;
+        pass.keys(&piece, [&slopes, op.q], shape.qk_dim, shape.scale, k_sums.as_ref(), op.d_k)?;
+        pass.keys(&piece, [&probabilities, op.d_out], shape.v_dim, 1.0, v_sums.as_ref(), op.d_v)?;
     }
     Ok(())
 }
@@ -111,36 +108,33 @@ fn delta(stream: &Stream, op: &AttentionBackward<'_>) -> Result<Tensor> {
     Ok(delta)
 }
 
-/// Where a gradient goes.
-#[derive(Clone, Copy, Debug)]
-enum Target<'a> {
-    /// Chains along the keys, complete within a piece.
-    Rows { out: &'a Tensor },
-    /// Chains along the rows, which `sums` holds between the pieces if there are several.
-    Keys { sums: Option<&'a Tensor>, out: &'a Tensor },
-}
-
 impl Pass<'_> {
-    /// Products of `a`, a number for each row and key, and heads of `dim` elements of `b`, times `scale`.
-    fn gradient(&self, piece: &Piece, [a, b]: [&Tensor; 2], dim: usize, scale: f32, target: Target<'_>) -> Result<()> {
-        let params =
-            Params { columns: word(dim), b_chain: word(b.cols()), scale: scale.to_bits(), ..self.params(piece) };
-        let (along_rows, outputs, sums, out, params) = match target {
-            Target::Rows { out } => (false, piece.rows.len(), None, out, Params { a_chain: params.width, ..params }),
-            Target::Keys { sums, out } => {
-                let last = piece.member + 1 == group(self.shape) && piece.rows.end == self.shape.sequence;
-                let (continues, complete) = (u32::from(piece.member > 0), u32::from(last));
-                (true, piece.rows.end, sums, out, Params { continues, complete, ..params })
-            }
-        };
+    /// The products of `a`, a number for each row and key, with the rows' heads of `dim` elements in `b`, times
+    /// `scale`. `sums` holds the chains between the pieces if there are several.
+    fn keys(
+        &self,
+        piece: &Piece,
+        [a, b]: [&Tensor; 2],
+        dim: usize,
+        scale: f32,
+        sums: Option<&Tensor>,
+        out: &Tensor,
+    ) -> Result<()> {
+        let last = piece.member + 1 == group(self.shape) && piece.rows.end == self.shape.sequence;
         self.product(&Product {
-            shader: &GRADIENT,
+            shader: &KEYS,
             tensors: &[Some(a), Some(b), self.start, sums, Some(out)],
-            params,
-            chain_last: [along_rows, false],
+            params: Params {
+                columns: word(dim),
+                b_chain: word(b.cols()),
+                scale: scale.to_bits(),
+                continues: u32::from(piece.member > 0),
+                complete: u32::from(last),
+                ..self.params(piece)
+            },
+            chain_last: [true, false],
             aligned: [true, aligned(b, dim)],
-            along_rows,
-            workgroups: piece.pairs.len() * self.tiles(padded(outputs)) * self.tiles(dim),
+            workgroups: piece.pairs.len() * self.tiles(padded(piece.rows.end)) * self.tiles(dim),
         })
     }
 }

@@ -4,9 +4,9 @@ use dropless_core::ops::{AttentionForward, KEY_TILE};
 use dropless_core::{DType, NumericModel, Result};
 
 use super::plan::{Plan, padded};
-use super::{CHAINS, CONSTANTS, PIECE, Params, Pass, Product, VISIBLE, aligned, unit};
-use crate::dispatch::{Dispatch, Stream, word};
-use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, MMA, OPERANDS, PRELUDE, Shader, U32};
+use super::{PIECE, Params, Pass, Softmax, VISIBLE, unit};
+use crate::dispatch::{Dispatch, Stream};
+use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, PRELUDE, Shader, U32};
 
 pub(crate) static SOFTMAX: Shader = Shader {
     name: "attention_softmax",
@@ -21,30 +21,6 @@ pub(crate) static SOFTMAX: Shader = Shader {
         Binding::write("lse", F32),
     ],
     constants: &[],
-};
-
-pub(crate) static VALUES: Shader = Shader {
-    name: "attention_values",
-    files: &[
-        PRELUDE,
-        FORMATS,
-        MMA,
-        OPERANDS,
-        PIECE,
-        VISIBLE,
-        CHAINS,
-        include_str!("../../../../shaders/attention_values.wgsl"),
-    ],
-    params: Params::DECLARATION,
-    bindings: &[
-        Binding::read_units("a", FLOAT),
-        Binding::read_units("b", FLOAT),
-        Binding::read("start", U32).optional(),
-        Binding::read("alpha", F32),
-        Binding::read("totals", F32),
-        Binding::write("out", FLOAT),
-    ],
-    constants: CONSTANTS,
 };
 
 pub(super) fn run(scratch: usize, stream: &Stream, op: &AttentionForward<'_>, model: NumericModel) -> Result<()> {
@@ -68,15 +44,8 @@ pub(super) fn run(scratch: usize, stream: &Stream, op: &AttentionForward<'_>, mo
             workgroups: (pairs * rows).div_ceil(64) as u64,
         })?;
 
-        pass.product(&Product {
-            shader: &VALUES,
-            tensors: &[Some(&probabilities), Some(op.v), op.start, Some(&alpha), Some(&totals), Some(op.out)],
-            params: Params { columns: word(shape.v_dim), a_chain: params.width, b_chain: word(op.v.cols()), ..params },
-            chain_last: [false, false],
-            aligned: [true, aligned(op.v, shape.v_dim)],
-            along_rows: false,
-            workgroups: pairs * pass.tiles(rows) * pass.tiles(shape.v_dim),
-        })?;
+        let softmax = Some(Softmax { alpha: &alpha, totals: &totals });
+        pass.rows(&piece, [&probabilities, op.v], shape.v_dim, 1.0, softmax, op.out)?;
     }
     Ok(())
 }

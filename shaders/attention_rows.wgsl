@@ -1,4 +1,5 @@
-// Probabilities times values: NUMERICS.md, "Attention", forward, step 5 and the end. A workgroup has 8 TILE rows and
+// What belongs to rows, chains along the keys: NUMERICS.md, "Attention". Forward, step 5 and the end, probabilities
+// times values; backward, step 3, slopes times keys, without `alpha` and `totals`. A workgroup has 8 TILE rows and
 // 8 TILE columns of a head, an invocation TILE of each.
 
 @compute @workgroup_size(64)
@@ -27,13 +28,15 @@ fn main(
     let first = first_key_of_tile(pair, row) / STEP * STEP;
     let end = min(row + TILE, p.sequence);
     for (var tile = first / KEY_TILE; tile * KEY_TILE < end; tile += 1u) {
-        for (var r = 0u; r < TILE; r += 1u) {
-            let alpha = alpha_at((pair * tiles + tile) * p.width + row - p.row + r);
-            for (var c = 0u; c < TILE; c += 1u) {
-                acc[0][0] = f32_mul(acc[0][0], alpha);
-                turn_columns();
+        if alpha_given() {
+            for (var r = 0u; r < TILE; r += 1u) {
+                let alpha = alpha_at((pair * tiles + tile) * p.width + row - p.row + r);
+                for (var c = 0u; c < TILE; c += 1u) {
+                    acc[0][0] = f32_mul(acc[0][0], alpha);
+                    turn_columns();
+                }
+                turn_rows();
             }
-            turn_rows();
         }
         continue_chains(max(first, tile * KEY_TILE), min(end, (tile + 1u) * KEY_TILE));
     }
@@ -42,8 +45,11 @@ fn main(
         let out_row = query_of(pair, row + r) * p.columns;
         for (var c = 0u; c < TILE; c += 1u) {
             if row + r < p.sequence && column + c < p.columns {
-                let quotient = f32_div(acc[0][0], total);
-                out_set(out_row + column + c, select(quotient, 0u, f32_abs(total) == 0u));
+                var result = f32_mul(acc[0][0], p.scale);
+                if totals_given() {
+                    result = select(f32_div(result, total), 0u, f32_abs(total) == 0u);
+                }
+                out_set(out_row + column + c, result);
             }
             turn_columns();
         }
