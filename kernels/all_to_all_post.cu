@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(512) all_to_all_post(const __grid_c
     bool free = load_shared_word(given.state + FAILED) == 0;
     for (u32 member = threadIdx.x; free && member < p.members; member += blockDim.x) {
         const u32* pulled = entry(given.windows, p.place, member) + PULLED;
-        free = await(pulled, round - 1, given.state, given.board, member, p.timeout_ms);
+        free = await(pulled, round - 1, given.state, given.board);
     }
     if (__syncthreads_and(free)) {
         u32 member = blockIdx.x % p.members, part = blockIdx.x / p.members, parts = gridDim.x / p.members;

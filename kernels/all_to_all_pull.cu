@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(512) all_to_all_pull(const __grid_c
     if (threadIdx.x == 0) {
         const u32* says = entry(given.windows, p.place, source);
         there = load_shared_word(given.state + FAILED) == 0 &&
-                await(says + READY, round, given.state, given.board, source, p.timeout_ms) &&
+                await(says + READY, round, given.state, given.board) &&
                 agrees(says, rows, p.capacity, p.row_bytes, given.state, given.board, source);
     }
     if (__syncthreads_and(there)) {

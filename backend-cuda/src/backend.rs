@@ -31,9 +31,9 @@ pub struct CudaOptions {
     pub expert_ranks: Option<usize>,
     /// How rows travel between the ranks.
     pub exchange: Exchange,
-    /// The longest that the ranks wait for each other. When one fails, is gone or does not come, all of them have failed
-    /// within this time. A process that cannot, because a call of a driver does not return, is ended with code 1, or by a
-    /// signal a second later.
+    /// The longest that the ranks wait for each other while none is [away](Backend::set_away). When one fails, is gone, is
+    /// not heard of or does not come, all of them have failed within this time. A process that cannot, because it is away
+    /// or a call of a driver does not return, is ended with code 1, or by a signal a second later.
     pub timeout: Duration,
     /// Wait after every launch, so that a failure shows at the call that caused it. For finding faults; slow.
     pub synchronous: bool,
@@ -174,6 +174,10 @@ impl Backend for Cuda {
 
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
         self.timer.time(&self.gpu, Work::Exchange(op.group), || all_to_all::run(&self.gpu, &self.comm, op))
+    }
+
+    fn set_away(&self, away: bool) -> Result<()> {
+        self.comm.set_away("set_away", away)
     }
 
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {

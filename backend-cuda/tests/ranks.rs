@@ -56,6 +56,7 @@ fn main() -> ExitCode {
         say(&world, format_args!("{exchange:?}: rows arrive"));
         counts_that_disagree_fail(open(&world, exchange, None, Duration::from_secs(60)).unwrap());
         capacities_that_disagree_fail(open(&world, exchange, None, Duration::from_secs(20)).unwrap());
+        a_rank_that_is_away_is_waited_for(&open(&world, exchange, None, Duration::from_secs(4)).unwrap());
         a_rank_that_does_not_come_fails_all(open(&world, exchange, None, Duration::from_secs(8)).unwrap());
         a_rank_that_leaves_is_named(open(&world, exchange, None, Duration::from_secs(60)).unwrap());
         say(&world, format_args!("{exchange:?}: what goes wrong is named"));
@@ -327,6 +328,18 @@ fn capacities_that_disagree_fail(cuda: Cuda) {
     // NCCL may be stuck in chunks of different lengths before the reason is known.
     let named = what.contains("has a capacity of") || what.contains("has not ended within");
     assert!(named, "rank {rank}: {what}");
+}
+
+fn a_rank_that_is_away_is_waited_for(cuda: &Cuda) {
+    let (rank, ranks) = (cuda.caps().rank, cuda.caps().ranks);
+    for _ in 0..2 {
+        if rank == 1 {
+            cuda.set_away(true).unwrap();
+            std::thread::sleep(Duration::from_secs(6));
+            cuda.set_away(false).unwrap();
+        }
+        exchange(cuda, 4, &vec![1; ranks], &vec![1; ranks]).unwrap();
+    }
 }
 
 fn a_rank_that_does_not_come_fails_all(cuda: Cuda) {

@@ -168,6 +168,11 @@ impl<R: Backend, B: Backend> Backend for Lockstep<R, B> {
         self.compare("all_to_all", &**op, op.outputs())
     }
 
+    fn set_away(&self, away: bool) -> Result<()> {
+        self.reference.set_away(away)?;
+        self.examined.set_away(away)
+    }
+
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
         self.reference.offload(op)?;
         self.examined.offload(op)?;

@@ -1,7 +1,7 @@
-//! A backend that counts the bytes of the tensors that live on another one.
+//! A backend that counts the bytes of the tensors that live on another one, and sees when its rank is away.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use dropless_core::backend::{Caps, Event, Queue, Timings};
 use dropless_core::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Route};
@@ -12,6 +12,7 @@ use dropless_core::{Backend, DType, Memory, Result, Tensor};
 pub struct Metered<B> {
     inner: B,
     meter: Arc<Meter>,
+    away: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -36,7 +37,7 @@ impl Drop for Lease {
 impl<B: Backend> Metered<B> {
     /// Around a backend.
     pub fn new(inner: B) -> Metered<B> {
-        Metered { inner, meter: Arc::default() }
+        Metered { inner, meter: Arc::default(), away: AtomicBool::default() }
     }
 
     /// Bytes of the tensors that live now, in either memory.
@@ -47,6 +48,11 @@ impl<B: Backend> Metered<B> {
     /// The most that [`live`](Metered::live) was since the last call, which begins anew.
     pub fn take_most(&self) -> usize {
         self.meter.most.swap(self.live(), Ordering::Relaxed)
+    }
+
+    /// Whether the rank is [away](Backend::set_away).
+    pub fn is_away(&self) -> bool {
+        self.away.load(Ordering::Relaxed)
     }
 }
 
@@ -97,7 +103,13 @@ impl<B: Backend> Backend for Metered<B> {
     }
 
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
+        assert!(!self.is_away(), "rank {} begins an exchange while it is away", self.caps().rank);
         self.inner.all_to_all(op)
+    }
+
+    fn set_away(&self, away: bool) -> Result<()> {
+        assert_ne!(self.away.swap(away, Ordering::Relaxed), away, "rank {} is there already", self.caps().rank);
+        self.inner.set_away(away)
     }
 
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {

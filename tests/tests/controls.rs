@@ -132,6 +132,10 @@ impl Backend for Tampered {
         self.host.all_to_all(op)
     }
 
+    fn set_away(&self, away: bool) -> Result<()> {
+        self.host.set_away(away)
+    }
+
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
         self.host.offload(op)
     }

@@ -42,8 +42,21 @@ pub(crate) fn broadcast(backend: &dyn Backend, mine: &str) -> Result<String> {
     Ok(String::from_utf8(first).unwrap_or_else(|e| unreachable!("sent as text: {e}")))
 }
 
-/// The value, if every rank has one; else this rank's error, or that another rank failed at `work`.
-pub(crate) fn agree<T>(backend: &dyn Backend, work: &'static str, mine: Result<T>) -> Result<T> {
+/// Does what these ranks of one process need; the others wait for them meanwhile, however long it takes.
+pub(crate) fn away<T>(ranks: &[&dyn Backend], work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let set = |away| ranks.iter().try_for_each(|rank| rank.set_away(away));
+    set(true)?;
+    let done = work();
+    let back = set(false);
+    let value = done?;
+    back?;
+    Ok(value)
+}
+
+/// What `mine` makes while this rank is [`away`], if it succeeds on every rank; else this rank's error, or that another
+/// rank failed at `work`.
+pub(crate) fn agree<T>(backend: &dyn Backend, work: &'static str, mine: impl FnOnce() -> Result<T>) -> Result<T> {
+    let mine = away(&[backend], mine);
     let done = gather_number(backend, u32::from(mine.is_ok()));
     let value = mine?;
     match done?.iter().position(|&done| done == 0) {
@@ -67,6 +80,7 @@ pub(crate) fn same(backend: &dyn Backend, what: &str, mine: &[u8]) -> Result<()>
 #[cfg(test)]
 mod tests {
     use dropless_core::host::{Host, HostOptions};
+    use dropless_tests::metered::Metered;
 
     use super::*;
 
@@ -97,11 +111,32 @@ mod tests {
         let outcomes = on_ranks(3, |backend| {
             let rank = backend.caps().rank;
             let mine = if rank == 1 { Err(Error::Data("no text".into())) } else { Ok(rank) };
-            agree(backend, "reading", mine).map_err(|e| e.to_string())
+            agree(backend, "reading", || mine).map_err(|e| e.to_string())
         });
         let elsewhere = |rank| Err(format!("rank {rank}: reading: rank 1 failed"));
         assert_eq!(outcomes, [elsewhere(0), Err("data: no text".into()), elsewhere(2)]);
-        assert_eq!(on_ranks(2, |backend| agree(backend, "reading", Ok(7)).unwrap()), [7, 7]);
+        assert_eq!(on_ranks(2, |backend| agree(backend, "reading", || Ok(7)).unwrap()), [7, 7]);
+    }
+
+    #[test]
+    fn a_rank_is_away_while_it_works_and_back_for_the_exchange() {
+        let hosts = Host::ranks(2, HostOptions { threads: 1, ..HostOptions::default() }).unwrap();
+        let ranks: Vec<Metered<Host>> = hosts.into_iter().map(Metered::new).collect();
+        for fails in [false, true] {
+            std::thread::scope(|scope| {
+                for rank in &ranks {
+                    scope.spawn(move || {
+                        let done = agree(rank, "writing", || {
+                            assert!(rank.is_away());
+                            if fails && rank.caps().rank == 1 { Err(Error::Data("no text".into())) } else { Ok(()) }
+                        });
+                        // The exchange itself holds that no rank is away.
+                        assert!(!rank.is_away());
+                        assert_eq!(done.is_err(), fails, "{done:?}");
+                    });
+                }
+            });
+        }
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub struct TrainOptions {
     pub world: Option<World>,
     /// How rows travel between the ranks of the cuda backend.
     pub exchange: Exchange,
-    /// How long the ranks of the cuda backend wait for each other.
+    /// How long the ranks of the cuda backend wait for each other while none of them reads or writes files.
     pub timeout: Duration,
     /// Ranks that share one set of experts; all of them if None.
     pub expert_parallel: Option<usize>,

@@ -83,6 +83,10 @@ impl Backend for Watched {
         self.inner.all_to_all(op)
     }
 
+    fn set_away(&self, away: bool) -> Result<()> {
+        self.inner.set_away(away)
+    }
+
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
         self.inner.offload(op)
     }

@@ -50,8 +50,6 @@ numbers! {
     FAULT_ROW_BYTES = 3;
     /// It sends more rows than a chunk holds.
     FAULT_OVERFLOW = 4;
-    /// It does not come.
-    FAULT_LATE = 5;
     /// Words of a header.
     HEADER = 4;
     /// Words of a member's entry in a window.

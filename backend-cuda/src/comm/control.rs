@@ -1,11 +1,12 @@
 //! The processes of a job talk over TCP: they meet at the start, exchange small values, and learn at once when one of
-//! them fails or is gone.
+//! them fails or is gone, and soon when one is silent.
 //!
 //! Rank 0 listens and holds a connection to every other rank; what ranks tell each other goes through it. Every message
 //! is a line of JSON. A connection that ends before its rank has said that it leaves means that its process died, and the
-//! system closes the connections of a process however it ends. Nothing here is on the way of a step.
+//! system closes the connections of a process however it ends. One that is stopped, or whose machine hangs, does not answer
+//! when rank 0 asks it from time to time. Nothing here is on the way of a step.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -63,6 +64,10 @@ enum Message {
     Failed(String),
     /// A rank has ended all its exchanges and will take part in none any more.
     Left { rank: usize, ended: Ended },
+    /// The sender does something long by itself, or is back. Of rank 0: any rank does, or none.
+    Away(bool),
+    /// Rank 0 asks whether a rank is there, and so shows that it is; the rank says the same.
+    Here,
 }
 
 /// This process's connections to the others.
@@ -93,6 +98,10 @@ struct State {
     leaving: bool,
     /// Connections that have ended.
     closed: usize,
+    /// When something came last from the other end of a connection, if anything did and it has not ended.
+    heard: BTreeMap<usize, Instant>,
+    /// Who says that it, or at rank 0 any rank, is away.
+    away: BTreeSet<usize>,
     /// At rank 0: what the members of unfinished exchanges brought.
     brought: HashMap<Vec<usize>, Vec<Option<Vec<u8>>>>,
     /// The exchange that this rank waits for, when it is complete.
@@ -193,6 +202,34 @@ impl Control {
         self.shared.state.lock().left.clone()
     }
 
+    /// From now on, as rank 0, asks the others from time to time whether they are there.
+    ///
+    /// # Errors
+    /// The system has no thread for that.
+    pub(crate) fn ask(&self, interval: Duration) -> io::Result<()> {
+        if self.rank == 0 {
+            let shared = self.shared.clone();
+            std::thread::Builder::new().name("control".into()).spawn(move || shared.ask(interval))?;
+        }
+        Ok(())
+    }
+
+    /// A rank that said something before, is still connected, and has been silent for longer than `limit`.
+    pub(crate) fn silent(&self, limit: Duration) -> Option<usize> {
+        let state = self.shared.state.lock();
+        state.heard.iter().find(|(_, heard)| heard.elapsed() > limit).map(|(rank, _)| *rank)
+    }
+
+    /// Tells every rank that this one does something long by itself, or that it is back.
+    pub(crate) fn set_away(&self, away: bool) {
+        self.shared.set_away(self.rank, away);
+    }
+
+    /// Whether any rank is away.
+    pub(crate) fn anyone_away(&self) -> bool {
+        !self.shared.state.lock().away.is_empty()
+    }
+
     /// Takes leave: the others may go on with what needs this rank no more. Waits, but not long, until they know.
     pub(crate) fn leave(&self, ended: Ended) {
         let shared = &*self.shared;
@@ -261,21 +298,64 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// Rank 0: asks the others whether they are there, until all connections have ended. Who has not said anything since
+    /// it was asked is not asked again, so that no connection fills up and holds up who writes to it.
+    fn ask(&self, interval: Duration) {
+        let mut asked: BTreeMap<usize, Instant> = BTreeMap::new();
+        let mut state = self.state.lock();
+        while state.closed < self.peers.len() {
+            let answered = |rank: &usize| asked.get(rank).is_none_or(|asked| state.heard.get(rank) > Some(asked));
+            let ranks: Vec<usize> = self.peers.keys().copied().filter(answered).collect();
+            drop(state);
+            for rank in ranks {
+                asked.insert(rank, Instant::now());
+                self.tell(rank, Message::Here);
+            }
+            let next = Instant::now() + interval;
+            state = self.state.lock();
+            while state.closed < self.peers.len() && !self.changed.wait_until(&mut state, next).timed_out() {}
+        }
+    }
+
+    /// Notes whether a rank is away. Rank 0 tells the others when the first one goes and when the last one is back.
+    fn set_away(&self, rank: usize, away: bool) {
+        let _relay = self.relay.lock();
+        let mut state = self.state.lock();
+        let before = !state.away.is_empty();
+        if away {
+            state.away.insert(rank);
+        } else {
+            state.away.remove(&rank);
+        }
+        let anyone = !state.away.is_empty();
+        drop(state);
+        if self.rank == 0 && anyone != before {
+            self.broadcast(&Message::Away(anyone), None);
+        } else if self.rank != 0 && self.rank == rank {
+            self.broadcast(&Message::Away(away), None);
+        }
+    }
+
     /// Reads what `peer` says until its connection ends.
     fn follow(&self, peer: usize, stream: TcpStream) {
         let mut lines = BufReader::new(stream);
         let end = loop {
             match receive(&mut lines) {
-                Ok(Some(message)) => self.hear(peer, message),
+                Ok(Some(message)) => {
+                    self.state.lock().heard.insert(peer, Instant::now());
+                    self.hear(peer, message);
+                }
                 Ok(None) => break "its process ended".to_owned(),
                 Err(error) => break error.to_string(),
             }
         };
         let mut state = self.state.lock();
         state.closed += 1;
+        state.heard.remove(&peer);
         let expected = state.leaving || state.left.iter().any(|(rank, _)| *rank == peer);
         drop(state);
         self.changed.notify_all();
+        self.set_away(peer, false);
         if !expected {
             self.fail(format!("rank {peer} is gone ({end})"));
         } else if self.rank == 0 {
@@ -313,6 +393,16 @@ impl Shared {
                 if self.rank == 0 {
                     let _relay = self.relay.lock();
                     self.broadcast(&Message::Left { rank, ended }, Some(rank));
+                }
+            }
+            Message::Away(away) => {
+                drop(state);
+                self.set_away(peer, away);
+            }
+            Message::Here => {
+                drop(state);
+                if self.rank != 0 {
+                    self.tell(peer, Message::Here);
                 }
             }
         }
@@ -543,6 +633,49 @@ mod tests {
             control.leave([0; 3]);
         });
         assert!(started.elapsed() < FAREWELL, "leaving waits for a time-out: {:?}", started.elapsed());
+    }
+
+    #[test]
+    fn everyone_knows_whether_anyone_is_away() {
+        on_ranks(3, |control| {
+            let meet = || gather(&control, &[0, 1, 2], 0).unwrap();
+            for away in [0, 0b001, 0b010, 0b110, 0b100, 0b011, 0b111, 0] {
+                control.set_away(away >> control.rank & 1 == 1);
+                meet();
+                assert_eq!(control.anyone_away(), away != 0, "rank {}, {away:03b}", control.rank);
+                meet();
+            }
+            if control.rank == 2 {
+                control.set_away(true);
+            }
+            meet();
+            // Who has left does not come back, and holds up nobody.
+            if control.rank != 2 {
+                while control.anyone_away() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            control.leave([0; 3]);
+        });
+    }
+
+    #[test]
+    fn who_answers_and_who_has_left_is_not_silent() {
+        let limit = Duration::from_secs(1);
+        on_ranks(3, |control| {
+            control.ask(limit / 10).unwrap();
+            gather(&control, &[0, 1, 2], 0).unwrap();
+            if control.rank == 1 {
+                control.leave([0; 3]);
+                return;
+            }
+            let started = Instant::now();
+            while started.elapsed() < 2 * limit {
+                assert_eq!(control.silent(limit), None, "rank {}", control.rank);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            control.leave([0; 3]);
+        });
     }
 
     #[test]

@@ -53,7 +53,6 @@ pub enum Exchange {
 pub(crate) struct Comm {
     gpu: Arc<Gpu>,
     rank: usize,
-    timeout: Duration,
     /// None for a single rank. Goes before the channels, which it watches.
     ties: Option<Ties>,
     /// In the order of [`Group::ALL`].
@@ -115,7 +114,10 @@ impl Comm {
         let connect = |world| -> Result<Ties> {
             nccl::avoid_multicast();
             let control = Arc::new(Control::connect(world, timeout)?);
-            let watchdog = Watchdog::new(caps.rank, control.clone(), timeout);
+            let watchdog = Watchdog::new(caps.rank, control.clone(), timeout).map_err(|error| {
+                let what = format!("no watch over the other ranks: {error}");
+                Error::Collective { rank: caps.rank, op: BOOTSTRAP, what }
+            })?;
             Ok(Ties { watchdog, control })
         };
         let ties = world.filter(|world| world.ranks > 1).map(connect).transpose()?;
@@ -123,7 +125,7 @@ impl Comm {
             // The others would only learn that this rank is gone.
             ties.iter().for_each(|ties| ties.control.report(error));
         })?;
-        Ok(Comm { gpu: gpu.clone(), rank: caps.rank, timeout, ties, channels })
+        Ok(Comm { gpu: gpu.clone(), rank: caps.rank, ties, channels })
     }
 
     fn channels(
@@ -162,9 +164,15 @@ impl Comm {
         &self.channels[group as usize]
     }
 
-    /// The longest that a kernel waits for another rank.
-    pub(crate) fn timeout(&self) -> Duration {
-        self.timeout
+    /// See [`dropless_core::Backend::set_away`].
+    ///
+    /// # Errors
+    /// As [`check`](Comm::check).
+    pub(crate) fn set_away(&self, op: &'static str, away: bool) -> Result<()> {
+        if let Some(ties) = &self.ties {
+            ties.control.set_away(away);
+        }
+        self.check(op)
     }
 
     /// Whether the exchanges so far went well, as far as is known without waiting.
@@ -318,7 +326,7 @@ impl Channel {
             FAULT_CAPACITY => format!("rank {them} has a capacity of {found} rows, but rank {me} one of {expected}"),
             FAULT_ROW_BYTES => format!("rank {them} has rows of {found} bytes, but rank {me} of {expected}"),
             FAULT_OVERFLOW => format!("rank {them} sends {found} rows to rank {me}, but a chunk holds {expected}"),
-            _ => format!("rank {them} did not arrive in time"),
+            _ => format!("rank {them}: fault {code}"),
         }
     }
 }

@@ -1,10 +1,14 @@
 //! Ends this rank, with the reason, when the ranks cannot go on together.
 //!
 //! A thread looks at the connections to the other ranks and at the progress of the exchanges. An exchange that has begun
-//! must end within a time; when one does not, when another rank fails or is gone, or when NCCL or a kernel reports a
-//! fault, all ranks learn the reason, the exchanges under way are broken off, and what waits for them gets an error. If
-//! this process then still does not react, because a driver's call does not return, it is ended.
+//! must end within a time, in which no rank is away; when one does not, when another rank fails, is gone or is silent for
+//! as long, or when NCCL or a kernel reports a fault, all ranks learn the reason, the exchanges under way are broken off,
+//! and what waits for them gets an error. If this process then still does not react, because it is away or a driver's call
+//! does not return, it is ended.
+//!
+//! Nothing else ends an exchange that waits: its kernels have no limit of their own.
 
+use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -20,6 +24,9 @@ const POLL: Duration = Duration::from_millis(20);
 const GRACE: Duration = Duration::from_secs(10);
 /// How long a process that is ended has for that: on its way out it asks the driver, which may not answer there either.
 const EXIT: Duration = Duration::from_secs(1);
+/// How often the ranks ask each other whether they are there, at the least: once in this time, and this often in the
+/// time after which their silence is a failure.
+const ASK: (Duration, u32) = (Duration::from_secs(1), 10);
 
 /// The exchanges of a group, as far as the watchdog knows them.
 pub(super) trait Watched: Send + Sync {
@@ -46,7 +53,7 @@ pub(super) struct Watchdog {
 struct Shared {
     rank: usize,
     control: Arc<Control>,
-    /// The longest that an exchange may take.
+    /// The longest that an exchange may take while no rank is away, and the longest that a rank may be silent.
     limit: Duration,
     grace: Duration,
     state: Mutex<State>,
@@ -69,15 +76,20 @@ impl std::fmt::Debug for Watchdog {
 }
 
 impl Watchdog {
-    /// Every rank of the job ends within `timeout` of the moment at which the first exchange gets stuck.
-    pub(super) fn new(rank: usize, control: Arc<Control>, timeout: Duration) -> Watchdog {
+    /// Every rank of the job ends within `timeout` of the moment at which the first exchange gets stuck, or the first rank
+    /// is silent.
+    ///
+    /// # Errors
+    /// The system has no threads for the watch.
+    pub(super) fn new(rank: usize, control: Arc<Control>, timeout: Duration) -> io::Result<Watchdog> {
         let grace = GRACE.min(timeout / 2);
+        let limit = timeout - grace;
+        control.ask(ASK.0.min(limit / ASK.1))?;
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { rank, control, limit: timeout - grace, grace, state, changed });
+        let shared = Arc::new(Shared { rank, control, limit, grace, state, changed });
         let watching = shared.clone();
-        let thread = std::thread::Builder::new().name("watchdog".into()).spawn(move || watching.watch());
-        // Without a thread there is no watch; what is stuck then stays so.
-        Watchdog { shared, thread: thread.ok() }
+        let thread = std::thread::Builder::new().name("watchdog".into()).spawn(move || watching.watch())?;
+        Ok(Watchdog { shared, thread: Some(thread) })
     }
 
     /// Looks at a group, too, from now on.
@@ -152,6 +164,9 @@ impl Shared {
         if let Some(why) = self.control.failure() {
             return Some(why);
         }
+        if let Some(rank) = self.control.silent(self.limit) {
+            return Some(format!("rank {rank} has not been heard of for {:?}", self.limit));
+        }
         let groups = self.state.lock().groups.clone();
         pending.resize_with(groups.len(), || None);
         let left = self.control.left();
@@ -170,7 +185,8 @@ impl Shared {
             *pending = None;
             return None;
         }
-        let present = pending.take_if(|pending| pending.number == begun);
+        // Whoever is away: a member may wait in another group for a rank that is not in this one.
+        let present = pending.take_if(|pending| pending.number == begun && !self.control.anyone_away());
         let present = present.unwrap_or_else(|| Pending { number: begun, since: Instant::now() });
         let late = present.since.elapsed() > self.limit;
         *pending = Some(present);
@@ -233,22 +249,33 @@ mod tests {
         }
     }
 
-    /// A job of two ranks in two threads; each does its part with its group, its watchdog and its control.
+    fn free_port() -> u16 {
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+    }
+
+    /// One rank's part of a job, done with its group, its watchdog and its control.
+    fn on_rank(rank: usize, ranks: usize, port: u16, timeout: Duration, work: impl Fn(&Fake, &Watchdog, &Control)) {
+        let (host, job) = ("127.0.0.1".into(), "watchdog".into());
+        let world = World { rank, ranks, local_rank: rank, host, port, job };
+        let control = Arc::new(Control::connect(&world, LONG).unwrap());
+        let (watchdog, fake) = (Watchdog::new(rank, control.clone(), timeout).unwrap(), Arc::new(Fake::default()));
+        watchdog.add(fake.clone());
+        work(&fake, &watchdog, &control);
+        drop(watchdog);
+        // The other ranks may go on with as many exchanges as they like.
+        control.leave([i32::MAX.unsigned_abs(); 3]);
+    }
+
+    /// A job of two ranks in two threads.
     fn on_two_ranks(timeout: Duration, work: impl Fn(usize, &Fake, &Watchdog, &Control) + Sync) {
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let port = free_port();
         std::thread::scope(|s| {
             for rank in 0..2 {
                 let work = &work;
-                let (host, job) = ("127.0.0.1".into(), "watchdog".into());
-                let world = World { rank, ranks: 2, local_rank: rank, host, port, job };
                 s.spawn(move || {
-                    let control = Arc::new(Control::connect(&world, LONG).unwrap());
-                    let (watchdog, fake) = (Watchdog::new(rank, control.clone(), timeout), Arc::new(Fake::default()));
-                    watchdog.add(fake.clone());
-                    work(rank, &fake, &watchdog, &control);
-                    drop(watchdog);
-                    // The other rank may go on with as many exchanges as it likes.
-                    control.leave([i32::MAX.unsigned_abs(); 3]);
+                    on_rank(rank, 2, port, timeout, |fake, watchdog, control| {
+                        work(rank, fake, watchdog, control);
+                    })
                 });
             }
         });
@@ -295,6 +322,93 @@ mod tests {
                 watchdog.check("read").unwrap();
             }
         });
+    }
+
+    #[test]
+    fn an_exchange_waits_for_a_rank_that_is_away_and_no_longer_than_said_for_one_that_is_back() {
+        on_two_ranks(Duration::from_secs(1), |rank, fake, watchdog, control| {
+            control.set_away(rank == 1);
+            while !control.anyone_away() {
+                std::thread::yield_now();
+            }
+            fake.begun.store(u32::from(rank == 0), Ordering::Relaxed);
+            let gone = Instant::now();
+            while gone.elapsed() < Duration::from_millis(1500) {
+                watchdog.check("read").unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            control.set_away(false);
+            while control.anyone_away() {
+                std::thread::yield_now();
+            }
+            let (error, after) = failure(watchdog);
+            assert!(error.ends_with("exchange 1 of the fake has not ended within 500ms"), "{error}");
+            assert!(after >= Duration::from_millis(400) && after < Duration::from_secs(1), "{after:?}");
+        });
+    }
+
+    /// The time-out of the job that one process of is stopped.
+    #[cfg(unix)]
+    const STOPPED_TIMEOUT: Duration = Duration::from_secs(2);
+
+    /// The process that [`a_process_that_is_stopped_is_missed_even_while_it_is_away`] stops, a rank by its environment;
+    /// does nothing among the other tests.
+    #[cfg(unix)]
+    #[test]
+    fn process_to_stop() {
+        if let (Ok(rank), Ok(port)) = (std::env::var("DROPLESS_TEST_RANK"), std::env::var("DROPLESS_TEST_PORT")) {
+            on_rank(rank.parse().unwrap(), 3, port.parse().unwrap(), STOPPED_TIMEOUT, |_, _, control| {
+                control.set_away(true);
+                std::thread::sleep(LONG);
+            });
+        }
+    }
+
+    /// Ends a process, stopped or not, when it is dropped.
+    #[cfg(unix)]
+    struct Killed(std::process::Child);
+
+    #[cfg(unix)]
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_process_that_is_stopped_is_missed_even_while_it_is_away() {
+        for victim in [0, 1] {
+            let port = free_port();
+            let process = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "comm::watchdog::tests::process_to_stop"])
+                .env("DROPLESS_TEST_RANK", victim.to_string())
+                .env("DROPLESS_TEST_PORT", port.to_string())
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            let id = process.id().to_string();
+            let _killed = Killed(process);
+            let part = |fake: &Fake, watchdog: &Watchdog, control: &Control| {
+                while !control.anyone_away() {
+                    std::thread::yield_now();
+                }
+                fake.begun.store(1, Ordering::Relaxed);
+                std::thread::sleep(STOPPED_TIMEOUT);
+                watchdog.check("read").unwrap();
+                // Both ranks do it, at about the same time.
+                assert!(Command::new("kill").args(["-STOP", &id]).status().unwrap().success());
+                let (error, after) = failure(watchdog);
+                assert!(error.ends_with(&format!("rank {victim} has not been heard of for 1s")), "{error}");
+                assert!(after < STOPPED_TIMEOUT, "{after:?}");
+            };
+            std::thread::scope(|s| {
+                for rank in (0..3).filter(|rank| *rank != victim) {
+                    s.spawn(move || on_rank(rank, 3, port, STOPPED_TIMEOUT, part));
+                }
+            });
+        }
     }
 
     #[test]

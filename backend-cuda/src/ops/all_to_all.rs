@@ -25,7 +25,7 @@ params!(
 
 params!(
     /// A round of an exchange through mapped memory.
-    Round { members, place, capacity, row_bytes, gathers, slots_at, slot_bytes, round, last, timeout_ms }
+    Round { members, place, capacity, row_bytes, gathers, slots_at, slot_bytes, round, last }
 );
 
 /// Tells the receivers what they get.
@@ -127,7 +127,7 @@ pub(crate) fn run(gpu: &Arc<Gpu>, comm: &Comm, op: &AllToAll<'_>) -> Result<()> 
         Path::Alone => through_nccl(gpu, channel, None, op),
         Path::Nccl(communicator) => through_nccl(gpu, channel, Some(communicator), op),
         #[cfg(target_os = "linux")]
-        Path::Peer(windows) => through_memory(gpu, comm, channel, windows, op),
+        Path::Peer(windows) => through_memory(gpu, channel, windows, op),
     }
 }
 
@@ -206,7 +206,7 @@ fn through_nccl(gpu: &Arc<Gpu>, channel: &Channel, nccl: Option<&Communicator>, 
 }
 
 #[cfg(target_os = "linux")]
-fn through_memory(gpu: &Arc<Gpu>, comm: &Comm, channel: &Channel, windows: &Windows, op: &AllToAll<'_>) -> Result<()> {
+fn through_memory(gpu: &Arc<Gpu>, channel: &Channel, windows: &Windows, op: &AllToAll<'_>) -> Result<()> {
     let members = channel.members();
     let (slots_at, slot_bytes) = Windows::slots(if op.gathers() { 1 } else { members });
     let chunk = (op.recv.bytes() / members) as u64;
@@ -226,7 +226,6 @@ fn through_memory(gpu: &Arc<Gpu>, comm: &Comm, channel: &Channel, windows: &Wind
             slot_bytes,
             round,
             last: (round + 1 == rounds).into(),
-            timeout_ms: u32::try_from(comm.timeout().as_millis()).unwrap_or(u32::MAX),
         };
         let launch = |kernel, tensors: &[Option<&Tensor>]| {
             let (constants, params, threads) = (VALUES, params.words(), THREADS);

@@ -76,9 +76,12 @@ pub fn save(backend: &dyn Backend, save: &Save<'_>) -> Result<Option<Saved>> {
     // The other replicas of the experts have nothing to add.
     let part = (caps.place(Group::Replicas) == 0).then_some(Part { rank: caps.rank, of: caps.expert_ranks });
     let done = (|| {
-        agree(backend, WORK, if first { create(&temporary) } else { Ok(()) })?;
-        agree(backend, WORK, part.map_or(Ok(()), |part| write_part(save, part, &temporary)))?;
-        agree(backend, WORK, if first { finish(save, caps.expert_ranks, path, &temporary).map(Some) } else { Ok(None) })
+        agree(backend, WORK, || if first { create(&temporary) } else { Ok(()) })?;
+        agree(backend, WORK, || part.map_or(Ok(()), |part| write_part(save, part, &temporary)))?;
+        agree(backend, WORK, || match first {
+            true => finish(save, caps.expert_ranks, path, &temporary).map(Some),
+            false => Ok(None),
+        })
     })();
     if done.is_err() && first {
         // The failure itself is what the caller has to know.

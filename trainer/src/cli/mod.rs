@@ -84,7 +84,8 @@ struct Machine {
     /// How rows travel between the ranks of cuda [default: auto]
     #[arg(long, value_enum)]
     exchange: Option<ExchangeName>,
-    /// Seconds after which ranks of cuda that wait for each other give up [default: 60]
+    /// Seconds after which ranks of cuda that wait for each other give up, while none of them reads or writes files, or
+    /// after which one that is not heard of is given up [default: 60]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(2..=86_400))]
     timeout: Option<u64>,
     /// Threads of the host backend; 0 for one for each core

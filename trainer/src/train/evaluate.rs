@@ -5,6 +5,7 @@ use dropless_core::nn::Tokens;
 
 use super::{inputs, ranks, state, step};
 use crate::checkpoint::Checkpoint;
+use crate::collective::away;
 use crate::config::Config;
 use crate::data::{self, Corpus};
 use crate::error::Result;
@@ -31,7 +32,7 @@ pub fn evaluate(config: &Config, checkpoint: &Checkpoint, options: &TrainOptions
     let loss = ranks::run(options.open_ranks(config.train.numerics.into())?, |backend| {
         let tokens = inputs::tokens(backend, config)?;
         let mut model = Model::new(backend, config, &tokens)?;
-        state::load(backend, &mut model, &checkpoint.weights, None)?;
+        away(&[backend], || state::load(backend, &mut model, &checkpoint.weights, None))?;
         mean_loss(backend, config, &tokens, &model, &validation, 0)
     })?;
     Ok(loss.map(|loss| Validation { loss, unigram: validation.unigram_entropy() }))

@@ -27,7 +27,7 @@ use optimizer::Gradients;
 pub use step::StepResult;
 
 use crate::checkpoint::{self, Checkpoint, Save, State};
-use crate::collective::{broadcast, gather_number, same};
+use crate::collective::{agree, away, broadcast, gather_number, same};
 use crate::config::Config;
 use crate::data::{Corpus, Position, Stream};
 use crate::error::{Error, Result};
@@ -67,8 +67,6 @@ struct Run<'a> {
     validation: Corpus,
     /// Hash of both texts.
     text: blake3::Hash,
-    /// Where the run goes on; known where the first rank is.
-    from: Option<Checkpoint>,
 }
 
 /// Trains as configured, from the beginning or from the newest checkpoint in `options.out`. The summary is there in the
@@ -91,26 +89,10 @@ pub fn run_on(ranks: Vec<Box<dyn Backend>>, config: &Config, options: &TrainOpti
     let groups = ranks.first().map_or((0, 0), |rank| (rank.caps().ranks, rank.caps().expert_ranks));
     config.check(groups.0, groups.1)?;
     config.check_data()?;
-    let (train, validation) = Corpus::load(config)?;
-    let leads = ranks::lead(&ranks);
-    let mut from = None;
-    let _lock = if leads { Some(lock(&options.out)?) } else { None };
-    if leads && options.resume {
-        checkpoint::remove_incomplete(&options.out)?.iter().for_each(|note| eprintln!("{note}"));
-        let found = checkpoint::newest(&options.out)?;
-        found.notes.iter().for_each(|note| eprintln!("{note}"));
-        if let Some(checkpoint) = &found.checkpoint {
-            checkpoint.state.config.check_continues_as(config)?;
-        }
-        from = found.checkpoint;
-    }
-    let unigram = validation.unigram_entropy();
-    let mut text = blake3::Hasher::new();
-    for corpus in [&train, &validation] {
-        text.update(bytemuck::cast_slice(corpus.tokens()));
-    }
-    let text = text.finalize();
-    let run = Run { config, options, train: Arc::new(train), validation, text, from };
+    let all: Vec<&dyn Backend> = ranks.iter().map(|rank| &**rank).collect();
+    let run = away(&all, || Run::load(config, options))?;
+    let _lock = if ranks::lead(&ranks) { Some(lock(&options.out)?) } else { None };
+    let unigram = run.validation.unigram_entropy();
     let end = ranks::run(ranks, |backend| Rank::new(&run, backend)?.train())?;
     Ok(end.map(|End { steps, loss, validation, saved }| {
         let checkpoint::Saved { path: checkpoint, digest } = saved.expect("the first rank saves last");
@@ -139,15 +121,38 @@ fn write_config(out: &Path, config: &Config) -> Result<()> {
     fs::rename(&temporary, &path).map_err(Error::io(&path))
 }
 
-impl Run<'_> {
-    /// The checkpoint where the run goes on, if the first rank found it in another process.
-    fn reopen(&self, backend: &dyn Backend) -> Result<Option<Checkpoint>> {
-        let found = self.from.as_ref().map_or(Ok(""), |checkpoint| checkpoint::text(&checkpoint.path))?;
-        let path = broadcast(backend, found)?;
-        if path.is_empty() || self.from.is_some() {
-            return Ok(None);
+impl<'a> Run<'a> {
+    fn load(config: &'a Config, options: &'a TrainOptions) -> Result<Run<'a>> {
+        let (train, validation) = Corpus::load(config)?;
+        let mut text = blake3::Hasher::new();
+        for corpus in [&train, &validation] {
+            text.update(bytemuck::cast_slice(corpus.tokens()));
+        }
+        Ok(Run { config, options, train: Arc::new(train), validation, text: text.finalize() })
+    }
+
+    /// The checkpoint where the run goes on, if there is one: the first rank finds it, and all open it.
+    fn resume(&self, backend: &dyn Backend) -> Result<Option<Checkpoint>> {
+        let finds = self.options.resume && backend.caps().rank == 0;
+        let found = agree(backend, "resume", || if finds { self.newest() } else { Ok(None) })?;
+        let path = found.as_ref().map_or(Ok(""), |checkpoint| checkpoint::text(&checkpoint.path))?;
+        let path = broadcast(backend, path)?;
+        if path.is_empty() || finds {
+            return Ok(found);
         }
         Checkpoint::reopen(path.as_ref()).map(Some)
+    }
+
+    /// The newest undamaged checkpoint, which must fit the configuration.
+    fn newest(&self) -> Result<Option<Checkpoint>> {
+        let out = &self.options.out;
+        checkpoint::remove_incomplete(out)?.iter().for_each(|note| eprintln!("{note}"));
+        let found = checkpoint::newest(out)?;
+        found.notes.iter().for_each(|note| eprintln!("{note}"));
+        if let Some(checkpoint) = &found.checkpoint {
+            checkpoint.state.config.check_continues_as(self.config)?;
+        }
+        Ok(found.checkpoint)
     }
 }
 
@@ -185,19 +190,19 @@ impl<'a> Rank<'a> {
         let (config, train) = (run.config, &run.config.train);
         same(backend, "configuration", config.to_toml().as_bytes())?;
         same(backend, "text", run.text.as_bytes())?;
+        let from = run.resume(backend)?;
         let tokens = inputs::tokens(backend, config)?;
         let mut model = Model::new(backend, config, &tokens)?;
-        let reopened = run.reopen(backend)?;
         let (mut position, mut done) = (Position::default(), 0);
         let (mut saved, mut saved_step) = (None, None);
-        match run.from.as_ref().or(reopened.as_ref()) {
-            None => state::initialise(backend, &mut model, train.seed, config.model.initializer_range)?,
-            Some(checkpoint) => {
-                state::load(backend, &mut model, &checkpoint.weights, Some(&checkpoint.optimizer))?;
-                (position, done) = (checkpoint.state.position, checkpoint.state.step);
-                saved_step = Some(done);
-                saved = Some(checkpoint::Saved { path: checkpoint.path.clone(), digest: checkpoint.digest.clone() });
-            }
+        away(&[backend], || match &from {
+            None => state::initialise(backend, &mut model, train.seed, config.model.initializer_range),
+            Some(from) => state::load(backend, &mut model, &from.weights, Some(&from.optimizer)),
+        })?;
+        if let Some(Checkpoint { path, state, digest, .. }) = from {
+            (position, done) = (state.position, state.step);
+            saved_step = Some(done);
+            saved = Some(checkpoint::Saved { path, digest });
         }
         let stream = Stream::new(run.train.clone(), train.sequence_length, train.seed, position)?;
         let report = if backend.caps().rank == 0 {
@@ -298,13 +303,14 @@ impl<'a> Rank<'a> {
             self.model.params.pieces()?.into_iter().map(|piece| (piece.name, piece.value)).collect();
         let gradients = self.model.params.gradients(&gradients.sums)?;
         tensors.extend(gradients.into_iter().map(|(name, tensor)| (format!("the gradient of {name}"), tensor)));
-        let mut mine = tensors.len();
-        for (at, (_, tensor)) in tensors.iter().enumerate() {
-            if !self.backend.download::<f32>(tensor)?.iter().all(|x| x.is_finite()) {
-                mine = at;
-                break;
+        let mine = away(&[self.backend], || {
+            for (at, (_, tensor)) in tensors.iter().enumerate() {
+                if !self.backend.download::<f32>(tensor)?.iter().all(|x| x.is_finite()) {
+                    return Ok(at);
+                }
             }
-        }
+            Ok(tensors.len())
+        })?;
         let places = gather_number(self.backend, u32::try_from(mine).unwrap_or(u32::MAX))?;
         let first = (0..places.len()).min_by_key(|&rank| places[rank]).unwrap_or(0);
         let rank = self.backend.caps().rank;
@@ -333,11 +339,14 @@ impl<'a> Rank<'a> {
 
     fn save(&mut self) -> Result<()> {
         let run = self.run;
-        let (weights, optimizer) = state::tensors(self.backend, &self.model)?;
-        // A step may end with a finite loss and weights that overflowed; such a checkpoint must not displace a good one.
-        if let Some(bad) = weights.iter().chain(&optimizer).find(|tensor| !tensor.is_finite()) {
-            return Err(self.not_finite(self.done, bad.name.clone()));
-        }
+        let (weights, optimizer) = away(&[self.backend], || {
+            let (weights, optimizer) = state::tensors(self.backend, &self.model)?;
+            // A step may end with a finite loss and weights that overflowed; such a checkpoint must not displace a good one.
+            match weights.iter().chain(&optimizer).find(|tensor| !tensor.is_finite()) {
+                Some(bad) => Err(self.not_finite(self.done, bad.name.clone())),
+                None => Ok((weights, optimizer)),
+            }
+        })?;
         let state = State { step: self.done, position: self.stream.position(), config: run.config.clone() };
         let save = Save {
             out: &run.options.out,

@@ -8,7 +8,7 @@ use dropless_core::{Backend, DType, Group, NumericModel};
 use super::inputs::{Scales, tokens, upload};
 use super::{ranks, state, step};
 use crate::checkpoint::TensorFiles;
-use crate::collective::gather;
+use crate::collective::{away, gather};
 use crate::config::{Activations, Config, ModelConfig, Recipe};
 use crate::data::Batch;
 use crate::error::{Error, Result};
@@ -63,7 +63,7 @@ fn on_rank(backend: &dyn Backend, config: &Config, weights: &TensorFiles, batch:
     let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
     let tokens = tokens(backend, config)?;
     let mut model = Model::new(backend, config, &tokens)?;
-    state::load(backend, &mut model, weights, None)?;
+    away(&[backend], || state::load(backend, &mut model, weights, None))?;
     let share = batch.share(batch.sequences(), 0, rank, ranks);
     let inputs = upload(backend, share, batch.sequence, Scales::new(batch, None))?;
     let logits = backend.download(&model.logits(backend, &tokens, &inputs)?)?;
