@@ -98,10 +98,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, 
     begin(given);
     __shared__ Ring ring;
     const u32 tiles_at = ring_base();
-    open<false>(given, ring);
+    open(given, ring);
     if (threadIdx.x < WARPGROUP) {
         registers_give<PRODUCER_REGISTERS>();
-        produce<false>(given, ring, tiles_at, [](u32, const Tile&, u32) {});
+        produce(given, ring, tiles_at, [](u32, const Tile&, u32) {});
     } else {
         registers_take<CONSUMER_REGISTERS>();
         consume(given, ring, tiles_at);

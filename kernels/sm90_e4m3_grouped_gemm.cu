@@ -89,10 +89,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, 
     __shared__ Ring ring;
     __shared__ Scales scales;
     const u32 tiles_at = ring_base();
-    open<true>(given, ring);
+    open(given, ring);
     if (threadIdx.x < WARPGROUP) {
         registers_give<PRODUCER_REGISTERS>();
-        produce<true>(given, ring, tiles_at, [&](u32 stage, const Tile& tile, u32 term) {
+        produce(given, ring, tiles_at, [&](u32 stage, const Tile& tile, u32 term) {
             scales.load(given, stage, tile, term);
         });
     } else {

@@ -13,7 +13,8 @@
 //   ELEMENTS  one element after the other: anything.
 //
 // The copy engine ends a chain at the tensor's edge only. Where a group ends it (Wgrad), the last piece of the chain
-// comes as PIECES, which become zero past the end: what lies there is selected away, not multiplied by zero.
+// comes as PIECES, which become zero past the end: what lies there is selected away, not multiplied by zero. Two warps
+// do that while the copy engine is at the next tile.
 //
 // Two blocks of a CLUSTER take neighbouring tiles. Where these have the same columns, each block's copy engine brings
 // half of them to both, so that the L2 cache is read for 32 KiB a stage instead of 48. A stage is empty when both have
@@ -44,8 +45,8 @@ constexpr u32 A_BYTES = TILE_ROWS * ROW_BYTES, B_BYTES = TILE_COLUMNS * ROW_BYTE
 // In Major::ROWS: 64 rows for the whole piece of the chain.
 constexpr u32 SLAB_ROWS = 64, SLAB_BYTES = TILE_CHAIN * ROW_BYTES;
 
-// The barrier of threads at which producers meet.
-constexpr u32 PRODUCERS_MEET = 1;
+// The barrier of threads at which those meet who copy what the copy engine does not.
+constexpr u32 COPIERS_MEET = 1;
 
 // The stages' barriers: filled by the producers, and left by the consumers' warps.
 struct Ring {
@@ -106,22 +107,28 @@ struct Factor {
     bool stacked;
 };
 
-// Brings in tiles of EXTENT rows of a factor. Copies take all threads of a warpgroup. The copy engine brings PART rows
-// at a time.
+// FP8 blocks bring scales with every piece.
+constexpr bool SCALES = ELEMENT_BYTES == 1;
+// Whether threads copy of every piece of a chain: then the producers' whole warpgroup does. Else two warps copy the last
+// piece of a chain that the copy engine cannot end, and the first one commands the copy engine.
+constexpr bool STREAMED = SCALES || Load{A_LOAD} != Load::BOXES || Load{B_LOAD} != Load::BOXES;
+constexpr u32 LEADERS = STREAMED ? 0 : LANES;
+constexpr u32 COPIERS = STREAMED ? WARPGROUP : RAGGED_CHAIN ? 2 * LANES : 0;
+
+// Brings in tiles of EXTENT rows of a factor. The copy engine brings PART rows at a time; copies take all copiers.
 template <Load LOAD, Major MAJOR, bool GATHER, u32 EXTENT, u32 PART>
 class Loader {
-    static constexpr u32 ROWS_AT_ONCE = WARPGROUP / PIECES_OF_ROW;
-    static constexpr u32 TURNS = EXTENT / ROWS_AT_ONCE;
+    static constexpr u32 ROWS_AT_ONCE = COPIERS / PIECES_OF_ROW;
     // The copy engine cannot end a chain where a group ends.
     static constexpr bool CUT = LOAD == Load::BOXES && RAGGED_CHAIN;
+    static constexpr bool COPIES = LOAD != Load::BOXES || CUT;
+    static constexpr u32 TURNS = COPIES ? EXTENT / ROWS_AT_ONCE : 1;
     // Gathered rows are looked up once for each tile.
     static constexpr bool KNOWN = GATHER && MAJOR == Major::CHAIN && LOAD == Load::PIECES;
     // What is not the usual way keeps no addresses in the few registers of a producer.
     static constexpr u32 UNROLL = LOAD == Load::PIECES ? TURNS : 1;
 
    public:
-    // Threads copy of every piece of a chain, or of some.
-    static constexpr bool STREAMS = LOAD != Load::BOXES, COPIES = STREAMS || CUT;
     static constexpr bool STORES = LOAD == Load::ELEMENTS;
 
     __device__ explicit Loader(const Factor& factor) : factor(factor) {}
@@ -168,9 +175,11 @@ class Loader {
         return source < factor.sources ? source : NONE;
     }
 
+    static __device__ __forceinline__ u32 copier() { return threadIdx.x - LEADERS; }
+
     // Where row `i * ROWS_AT_ONCE + ...` of the tile, this thread's, comes from.
     __device__ __forceinline__ u32 row_source(u32 i) const {
-        const u32 r = i * ROWS_AT_ONCE + threadIdx.x / PIECES_OF_ROW;
+        const u32 r = i * ROWS_AT_ONCE + copier() / PIECES_OF_ROW;
         return r < rows ? source_of(row + r) : NONE;
     }
 
@@ -206,11 +215,11 @@ class Loader {
 
     // [EXTENT][chain]: eight neighbours copy a row.
     __device__ __forceinline__ void copy_rows(u32 to, u32 term, u32 left) const {
-        const u32 piece = threadIdx.x % PIECES_OF_ROW;
+        const u32 piece = copier() % PIECES_OF_ROW;
         const u32 bytes = bytes_of(piece * PIECE_BYTES / ELEMENT_BYTES, left);
 #pragma unroll UNROLL
         for (u32 i = 0; i < TURNS; i++) {
-            const u32 r = i * ROWS_AT_ONCE + threadIdx.x / PIECES_OF_ROW;
+            const u32 r = i * ROWS_AT_ONCE + copier() / PIECES_OF_ROW;
             const u32 source = KNOWN ? known[i] : row_source(i);
             const u64 place = (u64(source) * factor.chain + term) * ELEMENT_BYTES + piece * PIECE_BYTES;
             copy(to + swizzled(r * ROW_BYTES + piece * PIECE_BYTES), place, source == NONE ? 0 : bytes);
@@ -219,10 +228,10 @@ class Loader {
 
     // [EXTENT / 64][chain][64]: eight neighbours copy 64 rows of one term.
     __device__ __forceinline__ void copy_slabs(u32 to, u32 term, u32 left) const {
-        const u32 piece = threadIdx.x % PIECES_OF_ROW;
+        const u32 piece = copier() % PIECES_OF_ROW;
 #pragma unroll UNROLL
         for (u32 i = 0; i < TILE_CHAIN / ROWS_AT_ONCE; i++) {
-            const u32 t = i * ROWS_AT_ONCE + threadIdx.x / PIECES_OF_ROW;
+            const u32 t = i * ROWS_AT_ONCE + copier() / PIECES_OF_ROW;
             const u32 link = t < left ? source_of(term + t) : NONE;
 #pragma unroll(STORES ? 1 : EXTENT / SLAB_ROWS)
             for (u32 slab = 0; slab < EXTENT / SLAB_ROWS; slab++) {
@@ -284,19 +293,13 @@ using LoaderB = Loader<Load{B_LOAD}, B_MAJOR, b_gather_given, TILE_COLUMNS, PART
 // Whether threads copy of a piece of the chain of which `left` terms exist.
 __device__ __forceinline__ bool copied(u32 left) { return !(LoaderA::boxes(left) && LoaderB::boxes(left)); }
 
-// Whether the threads of the warpgroup copy of every piece. SCALES: as below.
-template <bool SCALES>
-constexpr bool STREAMED = SCALES || LoaderA::STREAMS || LoaderB::STREAMS;
-
-// The producers. SCALES: `scales(stage, tile, term)` copies more into the stage, by all threads of the warpgroup.
+// The producers. `scales(stage, tile, term)` copies more into the stage, by all copiers.
 //
-// Each thread waits for a stage and says when its copies have come. Where only the last piece of a chain is copied, the
-// first warp does this alone, with the copy engine, and the other three join it for that piece.
-template <bool SCALES, class Scales>
+// All of them wait for every stage, since who left one out could take its next turn for this one.
+template <class Scales>
 __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tiles_at, Scales scales) {
-    constexpr bool STREAMS = STREAMED<SCALES>;
+    if (threadIdx.x >= LEADERS + COPIERS) return;
     const bool leads = threadIdx.x < LANES;
-    if (!(leads || STREAMS || LoaderA::COPIES || LoaderB::COPIES)) return;
     const Params& p = given.params;
     LoaderA a({reinterpret_cast<const u8*>(given.a), given.a_gather, &given.maps[0], p.rows, p.chain, p.a_sources,
                false});
@@ -310,23 +313,16 @@ __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tile
         b.begin(tile.group, tile.column, min(p.columns - tile.column, TILE_COLUMNS), tile.shares);
         for (u32 done = 0; done < tile.terms; done += TILE_CHAIN) {
             const u32 left = tile.terms - done, stage = place.stage;
-            const bool joined = !STREAMS && copied(left);
             u64* full = ring.full + stage;
-            if (STREAMS || leads) barrier_wait(ring.empty + stage, place.parity ^ 1);
-            if (joined) threads_meet<PRODUCERS_MEET, WARPGROUP>();
-            if (threadIdx.x == 0) barrier_expect(full, LoaderA::box_bytes(left) + LoaderB::box_bytes(left));
-            if (STREAMS || leads || joined) {
+            const auto load = [&] {
                 const u32 to = tiles_at + stage * STAGE_BYTES;
+                if (threadIdx.x == 0) barrier_expect(full, LoaderA::box_bytes(left) + LoaderB::box_bytes(left));
                 a.load(to, full, tile.first + done, left);
                 b.load(to + A_BYTES, full, tile.first + done, left);
-            }
-            if constexpr (!STREAMS) {
-                if (joined) {
-                    copies_wait_all();
-                    threads_meet<PRODUCERS_MEET, WARPGROUP>();
-                }
-                if (threadIdx.x == 0) barrier_arrive(full);
-            } else {
+            };
+            barrier_wait(ring.empty + stage, place.parity ^ 1);
+            if constexpr (STREAMED) {
+                load();
                 scales(stage, tile, tile.first + done);
                 if constexpr (LoaderA::STORES || LoaderB::STORES) {
                     copies_wait_all();
@@ -335,6 +331,17 @@ __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tile
                 } else {
                     barrier_arrive_after_copies(full);
                 }
+            } else if (!copied(left)) {
+                if (threadIdx.x == 0) {
+                    load();
+                    barrier_arrive(full);
+                }
+            } else if (!leads) {
+                load();
+                copies_wait_all();
+                fence_async();
+                threads_meet<COPIERS_MEET, COPIERS>();
+                if (threadIdx.x == LEADERS) barrier_arrive(full);
             }
             place.advance();
         }
@@ -343,11 +350,10 @@ __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tile
 }
 
 // The ring's barriers, and the maps that the copy engine will use, before anything is in the ring.
-template <bool SCALES>
 __device__ __forceinline__ void open(const Given& given, Ring& ring) {
     constexpr u32 BY[] = {A_LOAD, B_LOAD, STORE};
     if (threadIdx.x == 0) {
-        ring.init(STREAMED<SCALES> ? WARPGROUP : 1);
+        ring.init(STREAMED ? COPIERS : 1);
 #pragma unroll
         for (u32 i = 0; i < 3; i++) {
             if (Load{BY[i]} == Load::BOXES) prefetch(given.maps[i]);

@@ -25,12 +25,16 @@ __device__ __forceinline__ u32 row_in_warp(u32 half) { return half * 8 + lane_id
 // The columns of d[4 i + 2 half] and its neighbour, of the tile's.
 __device__ __forceinline__ u32 column_of(u32 i) { return i * 8 + lane_id() % 4 * 2; }
 
-__device__ __forceinline__ void store_shared_pair(u32 to, const float*, float x, float y) {
+__device__ __forceinline__ void store_shared_2(u32 to, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }
 
-__device__ __forceinline__ void store_shared_pair(u32 to, const bf16*, float x, float y) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(bf16_pair(x, y)) : "memory");
+// Four matrices of 8 x 8 bf16, of which a lane has two neighbours each: columns `lane % 4 * 2` and the next of row
+// `lane / 4`. Lane 8 m + r says where row r of matrix m goes, 16 bytes.
+__device__ __forceinline__ void store_shared_matrices(u32 to, u32 m0, u32 m1, u32 m2, u32 m3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(m0), "r"(m1), "r"(m2), "r"(m3)
+                 : "memory");
 }
 
 __device__ __forceinline__ float4 load_shared_16(u32 from) {
@@ -105,13 +109,25 @@ class Outlet {
     // Accumulators of the tile's slot `i`.
     template <u32 COUNT>
     __device__ __forceinline__ void fill(u32 slot, u32 i, const float (&d)[COUNT]) const {
+        constexpr u32 ACROSS = OUT_COLUMNS / 8;
+        if constexpr (OUT_ELEMENT_BYTES == sizeof(bf16)) {
+            const u32 at = lane_id() % OUT_ROWS * ROW_BYTES + lane_id() / OUT_ROWS * PIECE_BYTES;
 #pragma unroll
-        for (u32 j = 0; j < OUT_COLUMNS / 8; j++) {
+            for (u32 j = 0; j < ACROSS; j += 2) {
+                const float* from = d + 4 * (i * ACROSS + j);
+                store_shared_matrices(slot + swizzled(at + j * PIECE_BYTES), bf16_pair(from[0], from[1]),
+                                      bf16_pair(from[2], from[3]), bf16_pair(from[4], from[5]),
+                                      bf16_pair(from[6], from[7]));
+            }
+        } else {
 #pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                const u32 at = row_in_warp(half) * ROW_BYTES + column_of(j) * OUT_ELEMENT_BYTES;
-                const u32 k = 4 * (i * OUT_COLUMNS / 8 + j) + 2 * half;
-                store_shared_pair(slot + swizzled(at), given.out, d[k], d[k + 1]);
+            for (u32 j = 0; j < ACROSS; j++) {
+                const float* from = d + 4 * (i * ACROSS + j);
+#pragma unroll
+                for (u32 half = 0; half < 2; half++) {
+                    const u32 at = row_in_warp(half) * ROW_BYTES + column_of(j) * OUT_ELEMENT_BYTES;
+                    store_shared_2(slot + swizzled(at), from[2 * half], from[2 * half + 1]);
+                }
             }
         }
     }
