@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
+pub(crate) use dropless_core::params::word;
 use dropless_core::{DType, Error, Memory, Queue, Result, Tensor};
 use parking_lot::{Mutex, RwLock};
 
@@ -63,12 +64,6 @@ fn report(ordinal: i32) -> Result<DeviceReport> {
     let name = result::device::get_name(device).during("devices")?;
     let index = usize::try_from(ordinal).expect("an index");
     Ok(DeviceReport { index, name, capability, memory, refused })
-}
-
-/// An extent as the kernels take it. Only an empty tensor has one past 2^32 (a launch refuses others), and nothing is
-/// read of it.
-pub(crate) fn word(extent: usize) -> u32 {
-    u32::try_from(extent).unwrap_or(u32::MAX)
 }
 
 /// The one whose arithmetic is known.

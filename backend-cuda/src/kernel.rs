@@ -8,6 +8,7 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
+pub(crate) use dropless_core::params;
 use dropless_core::{DType, Error, Queue, Result, Tensor};
 
 use crate::BACKEND;
@@ -63,8 +64,8 @@ pub(crate) struct Kernel {
     pub(crate) name: &'static str,
     /// The texts it is compiled from, in order, its own last.
     pub(crate) files: &'static [&'static str],
-    /// The declaration of its parameters; see [`params`].
-    pub(crate) params: Declaration,
+    /// The fields of its parameters.
+    pub(crate) params: &'static [&'static str],
     pub(crate) tensors: &'static [Binding],
     /// How many tensor maps it takes.
     pub(crate) maps: usize,
@@ -119,34 +120,6 @@ impl std::hash::Hash for Variant {
     }
 }
 
-/// A struct of u32 fields, as kernels see it.
-#[derive(Debug)]
-pub(crate) struct Declaration {
-    pub(crate) cuda: &'static str,
-}
-
-/// Declares the numbers that cross to a kernel: a Rust struct of u32 fields and the same struct in CUDA.
-macro_rules! params {
-    ($(#[$doc:meta])* $name:ident { $($field:ident),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug)]
-        pub(crate) struct $name { $(pub(crate) $field: u32,)+ }
-
-        impl $name {
-            /// The struct in CUDA.
-            pub(crate) const DECLARATION: $crate::kernel::Declaration = $crate::kernel::Declaration {
-                cuda: concat!("struct Params {\n", $("    unsigned ", stringify!($field), ";\n",)+ "};\n"),
-            };
-
-            /// The fields in order.
-            pub(crate) fn words(self) -> Vec<u32> {
-                vec![$(self.$field),+]
-            }
-        }
-    };
-}
-pub(crate) use params;
-
 /// A type's name in CUDA.
 const fn cuda_type(dtype: DType) -> &'static str {
     match dtype {
@@ -170,7 +143,8 @@ impl Variant {
     /// The CUDA text.
     pub(crate) fn source(&self) -> String {
         let Kernel { tensors, constants, maps, .. } = self.kernel;
-        let mut text = format!("{TYPES}{}", self.kernel.params.cuda);
+        let numbers: String = self.kernel.params.iter().map(|field| format!("    unsigned {field};\n")).collect();
+        let mut text = format!("{TYPES}struct Params {{\n{numbers}}};\n");
         for (name, value) in constants.iter().zip(&self.constants) {
             let _ = writeln!(text, "constexpr unsigned {name} = {value}u;");
         }

@@ -99,7 +99,7 @@ mod tests {
                         }"
                     ),
                 ],
-                params: Params::DECLARATION,
+                params: Params::FIELDS,
                 tensors: &[],
                 maps: 0,
                 constants: &[],

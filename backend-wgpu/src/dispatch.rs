@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+pub(crate) use dropless_core::params::word;
 use dropless_core::{Error, Result, Tensor};
 use parking_lot::Mutex;
 
@@ -14,11 +15,6 @@ use crate::shader::{ABSENT, OFFSET_WORDS, Shader, Variant};
 const BINDING_ALIGNMENT: u64 = 256;
 /// Commands of a batch: the device works on one while the next is written.
 const BATCH: usize = 64;
-
-/// An extent as the shaders take it. Only an empty tensor has one past 2^32, and nothing is read of it.
-pub(crate) fn word(extent: usize) -> u32 {
-    u32::try_from(extent).unwrap_or(u32::MAX)
-}
 
 /// Work that is written and not yet handed over.
 #[derive(Debug, Default)]
@@ -113,6 +109,7 @@ impl Stream {
             entries.push(wgpu::BindGroupEntry { binding: slot, resource });
         }
         given.extend(params);
+        given.resize(given.len().next_multiple_of(UNIT / size_of::<u32>()), 0);
         let descriptor = wgpu::BindGroupDescriptor { label: Some(op), layout: &pipeline.layout, entries: &entries };
         let group = self.gpu.device.create_bind_group(&descriptor);
         self.encode(op, |encoder| {

@@ -12,6 +12,7 @@
 
 use std::fmt::Write;
 
+pub(crate) use dropless_core::params;
 use dropless_core::{DType, Error, Result, Tensor};
 
 use crate::BACKEND;
@@ -97,8 +98,8 @@ pub(crate) struct Shader {
     pub(crate) name: &'static str,
     /// Files that it uses, in order, and its own file last.
     pub(crate) files: &'static [&'static str],
-    /// The declaration of its parameters; see [`params`].
-    pub(crate) params: Declaration,
+    /// The fields of its parameters.
+    pub(crate) params: &'static [&'static str],
     pub(crate) bindings: &'static [Binding],
     /// The names of constants that a dispatch gives values.
     pub(crate) constants: &'static [&'static str],
@@ -144,38 +145,6 @@ impl std::hash::Hash for Variant {
     }
 }
 
-/// A struct of u32 fields, as shaders see it.
-#[derive(Debug)]
-pub(crate) struct Declaration {
-    pub(crate) wgsl: &'static str,
-    pub(crate) fields: &'static [&'static str],
-}
-
-/// Declares the numbers that cross to a shader: a Rust struct of u32 fields and the same struct in WGSL.
-macro_rules! params {
-    ($(#[$doc:meta])* $name:ident { $($field:ident),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug)]
-        pub(crate) struct $name { $(pub(crate) $field: u32,)+ }
-
-        impl $name {
-            /// The struct in WGSL.
-            pub(crate) const DECLARATION: $crate::shader::Declaration = $crate::shader::Declaration {
-                wgsl: concat!("struct Params {\n", $("    ", stringify!($field), ": u32,\n",)+ "}\n"),
-                fields: &[$(stringify!($field)),+],
-            };
-
-            /// The fields in order, padded to 16 bytes.
-            pub(crate) fn words(self) -> Vec<u32> {
-                let mut words = vec![$(self.$field),+];
-                words.resize(words.len().next_multiple_of(4), 0);
-                words
-            }
-        }
-    };
-}
-pub(crate) use params;
-
 /// Words of the immediate data before the parameters: the first element of each binding, or [`ABSENT`].
 pub(crate) const OFFSET_WORDS: usize = 8;
 /// Stands for the first element of a binding without a tensor.
@@ -202,7 +171,8 @@ impl Variant {
 
     /// The WGSL text with every loop and branch of its files.
     pub(crate) fn text(&self) -> String {
-        let mut text = format!("{}{HEADER}", self.shader.params.wgsl);
+        let fields: String = self.shader.params.iter().map(|field| format!("    {field}: u32,\n")).collect();
+        let mut text = format!("struct Params {{\n{fields}}}\n{HEADER}");
         for (name, value) in self.shader.constants.iter().zip(&self.constants) {
             let _ = writeln!(text, "const {name}: u32 = {value}u;");
         }
@@ -325,7 +295,7 @@ impl Pipeline {
         let entries: Vec<_> = (0..).zip(variant.shader.bindings).map(|(slot, binding)| entry(slot, *binding)).collect();
         let layout =
             device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some(name), entries: &entries });
-        let words = OFFSET_WORDS + variant.shader.params.fields.len().next_multiple_of(4);
+        let words = OFFSET_WORDS + variant.shader.params.len().next_multiple_of(4);
         let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
             label: Some(name),
             bind_group_layouts: &[Some(&layout)],

@@ -190,7 +190,7 @@ fn shader(expression: &'static str) -> &'static Shader {
         let shader: &'static Shader = Box::leak(Box::new(Shader {
             name: expression,
             files: files.leak(),
-            params: Params::DECLARATION,
+            params: Params::FIELDS,
             bindings: BINDINGS,
             constants: &[],
         }));

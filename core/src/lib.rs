@@ -14,6 +14,7 @@ pub mod moe;
 pub mod nn;
 pub mod numerics;
 pub mod ops;
+pub mod params;
 pub mod tensor;
 
 pub use backend::{Backend, Caps, Event, Group, Queue, Timings};

@@ -32,7 +32,7 @@ params!(
 pub(crate) static ANNOUNCE: Kernel = Kernel {
     name: "all_to_all_announce",
     files: &[PRELUDE, SHARED, include_str!("../../../kernels/all_to_all_announce.cu")],
-    params: Whole::DECLARATION,
+    params: Whole::FIELDS,
     tensors: &[
         Binding::read("counts", U32).optional(),
         Binding::write("headers", U32),
@@ -48,7 +48,7 @@ pub(crate) static ANNOUNCE: Kernel = Kernel {
 pub(crate) static UNPACK: Kernel = Kernel {
     name: "all_to_all_unpack",
     files: &[PRELUDE, SHARED, include_str!("../../../kernels/all_to_all_unpack.cu")],
-    params: Whole::DECLARATION,
+    params: Whole::FIELDS,
     tensors: &[
         Binding::read("send", ANY),
         Binding::read("staging", ANY).optional(),
@@ -66,7 +66,7 @@ pub(crate) static UNPACK: Kernel = Kernel {
 pub(crate) static POST: Kernel = Kernel {
     name: "all_to_all_post",
     files: &[PRELUDE, SHARED, PEER, include_str!("../../../kernels/all_to_all_post.cu")],
-    params: Round::DECLARATION,
+    params: Round::FIELDS,
     tensors: &[
         Binding::read("send", ANY),
         Binding::read("counts", U32).optional(),
@@ -82,7 +82,7 @@ pub(crate) static POST: Kernel = Kernel {
 pub(crate) static PULL: Kernel = Kernel {
     name: "all_to_all_pull",
     files: &[PRELUDE, SHARED, PEER, include_str!("../../../kernels/all_to_all_pull.cu")],
-    params: Round::DECLARATION,
+    params: Round::FIELDS,
     tensors: &[
         Binding::read("send", ANY),
         Binding::write("recv", ANY),

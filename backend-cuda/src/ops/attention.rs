@@ -53,7 +53,7 @@ impl Params {
 pub(crate) static FIRST: Kernel = Kernel {
     name: "attention_first",
     files: &[PRELUDE, include_str!("../../../kernels/attention_first.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[Binding::read("start", U32), Binding::write("first", U32)],
     maps: 0,
     constants: &["WARPS", "BLOCK"],
@@ -62,7 +62,7 @@ pub(crate) static FIRST: Kernel = Kernel {
 pub(crate) static DELTA: Kernel = Kernel {
     name: "attention_delta",
     files: &[PRELUDE, include_str!("../../../kernels/attention_delta.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[Binding::read("d_out", FLOAT), Binding::read("out", FLOAT), Binding::write("delta", F32)],
     maps: 0,
     constants: &["WARPS"],

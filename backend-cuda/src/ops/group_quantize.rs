@@ -23,7 +23,7 @@ params!(
 pub(crate) static QUANTIZE: Kernel = Kernel {
     name: "group_quantize",
     files: &[PRELUDE, RUNS, BLOCKS, PHILOX, include_str!("../../../kernels/group_quantize.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[
         Binding::read("x", FLOAT),
         Binding::read("offsets", U32).optional(),
@@ -44,7 +44,7 @@ const TILE_COLUMNS: usize = 128;
 pub(crate) static AMAX: Kernel = Kernel {
     name: "group_quantize_amax",
     files: &[PRELUDE, RUNS, include_str!("../../../kernels/group_quantize_amax.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[Binding::read("x", FLOAT), Binding::read("offsets", U32).optional(), Binding::in_place("amax", F32)],
     maps: 0,
     constants: &[],
@@ -58,7 +58,7 @@ params!(
 pub(crate) static OFFSETS: Kernel = Kernel {
     name: "group_quantize_offsets",
     files: &[PRELUDE, SCAN, include_str!("../../../kernels/group_quantize_offsets.cu")],
-    params: OffsetsParams::DECLARATION,
+    params: OffsetsParams::FIELDS,
     tensors: &[Binding::read("offsets", U32), Binding::write("padded", U32)],
     maps: 0,
     constants: &[],

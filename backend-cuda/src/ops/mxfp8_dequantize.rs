@@ -20,7 +20,7 @@ const CODES: usize = 8;
 pub(crate) static MXFP8_DEQUANTIZE: Kernel = Kernel {
     name: "mxfp8_dequantize",
     files: &[PRELUDE, include_str!("../../../kernels/mxfp8_dequantize.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[
         Binding::read("codes", &[DType::E4m3]),
         Binding::read("scales", &[DType::Ue8m0]),

@@ -29,7 +29,7 @@ const BLOCK_WARPS: usize = 4;
 pub(crate) static TOP_K: Kernel = Kernel {
     name: "route_top_k",
     files: &[PRELUDE, RUNS, EXPERTS, include_str!("../../../kernels/route_top_k.cu")],
-    params: TopKParams::DECLARATION,
+    params: TopKParams::FIELDS,
     tensors: &[
         Binding::read("logits", F32),
         Binding::read("bias", F32).optional(),
@@ -54,7 +54,7 @@ const TOKEN_BLOCK: usize = 128;
 pub(crate) static BALANCE_BLOCKS: Kernel = Kernel {
     name: "route_balance_blocks",
     files: &[PRELUDE, RUNS, EXPERTS, BALANCE, VALID, include_str!("../../../kernels/route_balance_blocks.cu")],
-    params: SequenceParams::DECLARATION,
+    params: SequenceParams::FIELDS,
     tensors: &[
         Binding::read("scores", F32),
         Binding::read("ids", U32),
@@ -69,7 +69,7 @@ pub(crate) static BALANCE_BLOCKS: Kernel = Kernel {
 pub(crate) static BALANCE_LOSS: Kernel = Kernel {
     name: "route_balance_loss",
     files: &[PRELUDE, BALANCE, include_str!("../../../kernels/route_balance_loss.cu")],
-    params: SequenceParams::DECLARATION,
+    params: SequenceParams::FIELDS,
     tensors: &[
         Binding::read("sums", F32),
         Binding::read("counts", U32),
@@ -83,7 +83,7 @@ pub(crate) static BALANCE_LOSS: Kernel = Kernel {
 pub(crate) static VALID_TOKENS: Kernel = Kernel {
     name: "route_valid",
     files: &[PRELUDE, VALID, include_str!("../../../kernels/route_valid.cu")],
-    params: SequenceParams::DECLARATION,
+    params: SequenceParams::FIELDS,
     tensors: &[Binding::read("ids", U32), Binding::in_place("valid", U32)],
     maps: 0,
     constants: &[],
@@ -97,7 +97,7 @@ params!(
 pub(crate) static TOP_K_GRAD: Kernel = Kernel {
     name: "route_top_k_grad",
     files: &[PRELUDE, RUNS, EXPERTS, BALANCE, VALID, include_str!("../../../kernels/route_top_k_grad.cu")],
-    params: TopKGradParams::DECLARATION,
+    params: TopKGradParams::FIELDS,
     tensors: &[
         Binding::read("scores", F32),
         Binding::read("ids", U32),
@@ -118,7 +118,7 @@ params!(
 pub(crate) static PLAN_COUNT: Kernel = Kernel {
     name: "route_plan_count",
     files: &[PRELUDE, RANKS, include_str!("../../../kernels/route_plan_count.cu")],
-    params: PlanParams::DECLARATION,
+    params: PlanParams::FIELDS,
     tensors: &[Binding::read("ids", U32), Binding::write("table", U32)],
     maps: 0,
     constants: &[],
@@ -127,7 +127,7 @@ pub(crate) static PLAN_COUNT: Kernel = Kernel {
 pub(crate) static PLAN_PLACE: Kernel = Kernel {
     name: "route_plan_place",
     files: &[PRELUDE, RANKS, include_str!("../../../kernels/route_plan_place.cu")],
-    params: PlanParams::DECLARATION,
+    params: PlanParams::FIELDS,
     tensors: &[
         Binding::read("ids", U32),
         Binding::read("table", U32),
@@ -146,7 +146,7 @@ params!(
 pub(crate) static TABLE_SCAN: Kernel = Kernel {
     name: "route_scan",
     files: &[PRELUDE, SCAN, include_str!("../../../kernels/route_scan.cu")],
-    params: ScanParams::DECLARATION,
+    params: ScanParams::FIELDS,
     tensors: &[Binding::in_place("table", U32), Binding::write("totals", U32)],
     maps: 0,
     constants: &[],
@@ -160,7 +160,7 @@ params!(
 pub(crate) static LAYOUT_COUNT: Kernel = Kernel {
     name: "route_layout_count",
     files: &[PRELUDE, CHOICES, include_str!("../../../kernels/route_layout_count.cu")],
-    params: LayoutParams::DECLARATION,
+    params: LayoutParams::FIELDS,
     tensors: &[Binding::read("ids", U32), Binding::read("counts", U32), Binding::write("table", U32)],
     maps: 0,
     constants: &[],
@@ -169,7 +169,7 @@ pub(crate) static LAYOUT_COUNT: Kernel = Kernel {
 pub(crate) static LAYOUT_OFFSETS: Kernel = Kernel {
     name: "route_layout_offsets",
     files: &[PRELUDE, SCAN, include_str!("../../../kernels/route_layout_offsets.cu")],
-    params: LayoutParams::DECLARATION,
+    params: LayoutParams::FIELDS,
     tensors: &[Binding::read("totals", U32), Binding::write("offsets", U32)],
     maps: 0,
     constants: &[],
@@ -178,7 +178,7 @@ pub(crate) static LAYOUT_OFFSETS: Kernel = Kernel {
 pub(crate) static LAYOUT_PLACE: Kernel = Kernel {
     name: "route_layout_place",
     files: &[PRELUDE, CHOICES, include_str!("../../../kernels/route_layout_place.cu")],
-    params: LayoutParams::DECLARATION,
+    params: LayoutParams::FIELDS,
     tensors: &[
         Binding::read("ids", U32),
         Binding::read("counts", U32),

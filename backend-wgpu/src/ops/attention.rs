@@ -65,7 +65,7 @@ params!(
 pub(crate) static SCORES: Shader = Shader {
     name: "attention_scores",
     files: &[PRELUDE, MMA, OPERANDS, PIECE, VISIBLE, CHAINS, include_str!("../../../shaders/attention_scores.wgsl")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[
         Binding::read_units("a", FLOAT),
         Binding::read_units("b", FLOAT),
@@ -87,7 +87,7 @@ pub(crate) static ROWS: Shader = Shader {
         CHAINS,
         include_str!("../../../shaders/attention_rows.wgsl"),
     ],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[
         Binding::read_units("a", FLOAT),
         Binding::read_units("b", FLOAT),

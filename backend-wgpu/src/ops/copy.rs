@@ -16,7 +16,7 @@ params!(
 pub(crate) static COPY: Shader = Shader {
     name: "copy",
     files: &[include_str!("../../../shaders/copy.wgsl")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[Binding::read("source", U32), Binding::in_place("copied", U32)],
     constants: &[],
 };

@@ -20,7 +20,7 @@ params!(
 pub(crate) static AMAX: Shader = Shader {
     name: "group_quantize_amax",
     files: &[PRELUDE, FORMATS, BLOCKS, include_str!("../../../shaders/group_quantize_amax.wgsl")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[Binding::read("x", FLOAT), Binding::read("offsets", U32).optional(), Binding::atomic("amax", F32)],
     constants: &["FORMAT", "OPTION", "BLOCK", "SQUARES"],
 };
@@ -28,7 +28,7 @@ pub(crate) static AMAX: Shader = Shader {
 pub(crate) static ROWS: Shader = Shader {
     name: "group_quantize_rows",
     files: &[PRELUDE, FORMATS, INTEGERS, PHILOX, BLOCKS, include_str!("../../../shaders/group_quantize_rows.wgsl")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[
         Binding::read("x", FLOAT),
         Binding::read("offsets", U32).optional(),
@@ -43,7 +43,7 @@ pub(crate) static ROWS: Shader = Shader {
 pub(crate) static COLUMNS: Shader = Shader {
     name: "group_quantize_columns",
     files: &[PRELUDE, FORMATS, BLOCKS, include_str!("../../../shaders/group_quantize_columns.wgsl")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[
         Binding::read("x", FLOAT),
         Binding::read("offsets", U32).optional(),
@@ -57,7 +57,7 @@ pub(crate) static COLUMNS: Shader = Shader {
 pub(crate) static SQUARE_SCALES: Shader = Shader {
     name: "group_quantize_scales",
     files: &[PRELUDE, FORMATS, BLOCKS, include_str!("../../../shaders/group_quantize_scales.wgsl")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[
         Binding::read("squares", F32),
         Binding::write("row_scales", F32).optional(),
@@ -74,7 +74,7 @@ params!(
 pub(crate) static OFFSETS: Shader = Shader {
     name: "group_quantize_offsets",
     files: &[include_str!("../../../shaders/group_quantize_offsets.wgsl")],
-    params: OffsetsParams::DECLARATION,
+    params: OffsetsParams::FIELDS,
     bindings: &[Binding::read("offsets", U32), Binding::write("padded", U32)],
     constants: &[],
 };

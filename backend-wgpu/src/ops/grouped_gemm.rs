@@ -36,7 +36,7 @@ params!(
 pub(crate) static GROUPED_GEMM: Shader = Shader {
     name: "grouped_gemm",
     files: &[PRELUDE, FORMATS, MMA, OPERANDS, include_str!("../../../shaders/grouped_gemm.wgsl")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[
         Binding::read_units("a", &[DType::F32, DType::Bf16, DType::E4m3]),
         Binding::read("a_gather", U32),

@@ -14,7 +14,7 @@ params!(
 pub(crate) static MXFP8_DEQUANTIZE: Shader = Shader {
     name: "mxfp8_dequantize",
     files: &[PRELUDE, FORMATS, include_str!("../../../shaders/mxfp8_dequantize.wgsl")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[
         Binding::read("codes", &[DType::E4m3]),
         Binding::read("scales", &[DType::Ue8m0]),

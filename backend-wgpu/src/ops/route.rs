@@ -19,7 +19,7 @@ params!(
 pub(crate) static TOP_K: Shader = Shader {
     name: "route_top_k",
     files: &[PRELUDE, MATH, include_str!("../../../shaders/route_top_k.wgsl")],
-    params: TopKParams::DECLARATION,
+    params: TopKParams::FIELDS,
     bindings: &[
         Binding::read("logits", F32),
         Binding::read("bias", F32).optional(),
@@ -40,7 +40,7 @@ params!(
 pub(crate) static SEQUENCES: Shader = Shader {
     name: "route_balance",
     files: &[PRELUDE, ROW, BALANCE, include_str!("../../../shaders/route_balance.wgsl")],
-    params: BalanceParams::DECLARATION,
+    params: BalanceParams::FIELDS,
     bindings: &[
         Binding::read("scores", F32),
         Binding::read("ids", U32),
@@ -53,7 +53,7 @@ pub(crate) static SEQUENCES: Shader = Shader {
 pub(crate) static VALID: Shader = Shader {
     name: "route_valid",
     files: &[include_str!("../../../shaders/route_valid.wgsl")],
-    params: BalanceParams::DECLARATION,
+    params: BalanceParams::FIELDS,
     bindings: &[Binding::read("ids", U32), Binding::write("out", U32)],
     constants: &[],
 };
@@ -66,7 +66,7 @@ params!(
 pub(crate) static TOP_K_GRAD: Shader = Shader {
     name: "route_top_k_grad",
     files: &[PRELUDE, ROW, BALANCE, include_str!("../../../shaders/route_top_k_grad.wgsl")],
-    params: TopKGradParams::DECLARATION,
+    params: TopKGradParams::FIELDS,
     bindings: &[
         Binding::read("scores", F32),
         Binding::read("ids", U32),
@@ -86,7 +86,7 @@ params!(
 pub(crate) static PLAN: Shader = Shader {
     name: "route_plan",
     files: &[SCAN, include_str!("../../../shaders/route_plan.wgsl")],
-    params: PlanParams::DECLARATION,
+    params: PlanParams::FIELDS,
     bindings: &[
         Binding::read("ids", U32),
         Binding::write("rows", U32),
@@ -104,7 +104,7 @@ params!(
 pub(crate) static LAYOUT_COUNT: Shader = Shader {
     name: "route_layout_count",
     files: &[CHOICES, include_str!("../../../shaders/route_layout_count.wgsl")],
-    params: LayoutParams::DECLARATION,
+    params: LayoutParams::FIELDS,
     bindings: &[Binding::read("ids", U32), Binding::read("counts", U32), Binding::atomic("totals", U32)],
     constants: &[],
 };
@@ -112,7 +112,7 @@ pub(crate) static LAYOUT_COUNT: Shader = Shader {
 pub(crate) static LAYOUT_OFFSETS: Shader = Shader {
     name: "route_layout_offsets",
     files: &[include_str!("../../../shaders/route_layout_offsets.wgsl")],
-    params: LayoutParams::DECLARATION,
+    params: LayoutParams::FIELDS,
     bindings: &[Binding::read("totals", U32), Binding::write("offsets", U32)],
     constants: &[],
 };
@@ -120,7 +120,7 @@ pub(crate) static LAYOUT_OFFSETS: Shader = Shader {
 pub(crate) static LAYOUT_PLACE: Shader = Shader {
     name: "route_layout_place",
     files: &[SCAN, CHOICES, include_str!("../../../shaders/route_layout_place.wgsl")],
-    params: LayoutParams::DECLARATION,
+    params: LayoutParams::FIELDS,
     bindings: &[
         Binding::read("ids", U32),
         Binding::read("counts", U32),

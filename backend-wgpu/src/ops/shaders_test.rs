@@ -110,7 +110,7 @@ fn parameters_lie_where_the_launcher_puts_them() {
         let TypeInner::Struct { members, .. } = &module.types[given.ty].inner else { panic!("a struct") };
         let params = members.iter().find(|member| member.name.as_deref() == Some("params")).unwrap();
         assert_eq!(params.offset as usize, OFFSET_WORDS * 4, "{}", shader.name);
-        let misplaced = misplaced(&module, params.ty, shader.params.fields);
+        let misplaced = misplaced(&module, params.ty, shader.params);
         assert!(misplaced.is_empty(), "{}: {misplaced:?}", shader.name);
     }
 }

@@ -13,7 +13,7 @@ const VALUES: [usize; 3] = [WARPS, BLOCK, KEY_TILE];
 pub(crate) static FORWARD: Kernel = Kernel {
     name: "attention_f32_forward",
     files: &[PRELUDE, VISIBLE, CHAINS, include_str!("../../../../kernels/attention_f32_forward.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[
         Binding::read("q", FLOAT),
         Binding::read("k", FLOAT),
@@ -30,7 +30,7 @@ pub(crate) static FORWARD: Kernel = Kernel {
 pub(crate) static GRAD_QUERIES: Kernel = Kernel {
     name: "attention_f32_grad_queries",
     files: &[PRELUDE, VISIBLE, CHAINS, include_str!("../../../../kernels/attention_f32_grad_queries.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[
         Binding::read("q", FLOAT),
         Binding::read("k", FLOAT),
@@ -49,7 +49,7 @@ pub(crate) static GRAD_QUERIES: Kernel = Kernel {
 pub(crate) static GRAD_KEYS: Kernel = Kernel {
     name: "attention_f32_grad_keys",
     files: &[PRELUDE, VISIBLE, CHAINS, include_str!("../../../../kernels/attention_f32_grad_keys.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[
         Binding::read("q", FLOAT),
         Binding::read("k", FLOAT),

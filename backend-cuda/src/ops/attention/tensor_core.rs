@@ -34,7 +34,7 @@ const ALIGNMENT: usize = 16;
 pub(crate) static FORWARD: Kernel = Kernel {
     name: "attention_forward",
     files: &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_forward.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[
         Binding::read("q", BF16),
         Binding::read("k", BF16),
@@ -51,7 +51,7 @@ pub(crate) static FORWARD: Kernel = Kernel {
 pub(crate) static GRAD_QUERIES: Kernel = Kernel {
     name: "attention_grad_queries",
     files: &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_grad_queries.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[
         Binding::read("q", BF16),
         Binding::read("k", BF16),
@@ -70,7 +70,7 @@ pub(crate) static GRAD_QUERIES: Kernel = Kernel {
 pub(crate) static GRAD_KEYS: Kernel = Kernel {
     name: "attention_grad_keys",
     files: &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_grad_keys.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[
         Binding::read("q", BF16),
         Binding::read("k", BF16),

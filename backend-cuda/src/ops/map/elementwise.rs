@@ -18,7 +18,7 @@ params!(
 pub(crate) static CAST: Kernel = Kernel {
     name: "cast",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/cast.cu")],
-    params: Elements::DECLARATION,
+    params: Elements::FIELDS,
     tensors: &[Binding::read("x", FLOAT), Binding::write("out", FLOAT)],
     maps: 0,
     constants: &[],
@@ -28,7 +28,7 @@ pub(crate) static CAST: Kernel = Kernel {
 pub(crate) static ADD: Kernel = Kernel {
     name: "add",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/add.cu")],
-    params: Elements::DECLARATION,
+    params: Elements::FIELDS,
     tensors: &[
         Binding::read("a", FLOAT),
         Binding::read("b", FLOAT),
@@ -48,7 +48,7 @@ params!(
 pub(crate) static FILL: Kernel = Kernel {
     name: "fill",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/fill.cu")],
-    params: FillParams::DECLARATION,
+    params: FillParams::FIELDS,
     tensors: &[Binding::write("out", FLOAT)],
     maps: 0,
     constants: &[],
@@ -63,7 +63,7 @@ params!(
 pub(crate) static COPY_COLUMNS: Kernel = Kernel {
     name: "copy_columns",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/copy_columns.cu")],
-    params: CopyColumnsParams::DECLARATION,
+    params: CopyColumnsParams::FIELDS,
     tensors: &[
         Binding::read("x", &[DType::F32, DType::Bf16, DType::U32]),
         Binding::write("out", &[DType::F32, DType::Bf16, DType::U32]),

@@ -17,7 +17,7 @@ params!(
 pub(crate) static CROSS_ENTROPY: Kernel = Kernel {
     name: "cross_entropy",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/cross_entropy.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[
         Binding::read("logits", FLOAT),
         Binding::read("targets", U32),

@@ -19,7 +19,7 @@ params!(
 pub(crate) static RMS_NORM: Kernel = Kernel {
     name: "rms_norm",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/rms_norm.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[
         Binding::read("x", FLOAT),
         Binding::read("weight", F32),
@@ -39,7 +39,7 @@ params!(
 pub(crate) static RMS_NORM_GRAD: Kernel = Kernel {
     name: "rms_norm_grad",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/rms_norm_grad.cu")],
-    params: GradParams::DECLARATION,
+    params: GradParams::FIELDS,
     tensors: &[
         Binding::read("dy", FLOAT),
         Binding::read("x", FLOAT),
@@ -61,7 +61,7 @@ params!(
 pub(crate) static RMS_NORM_GRAD_WEIGHT: Kernel = Kernel {
     name: "rms_norm_grad_weight",
     files: &[PRELUDE, RUNS, TOKEN_SUM, include_str!("../../../../kernels/rms_norm_grad_weight.cu")],
-    params: WeightParams::DECLARATION,
+    params: WeightParams::FIELDS,
     tensors: &[
         Binding::read("dy", FLOAT),
         Binding::read("x", FLOAT),

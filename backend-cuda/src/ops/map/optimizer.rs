@@ -18,7 +18,7 @@ params!(
 pub(crate) static ADAMW: Kernel = Kernel {
     name: "adamw",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/adamw.cu")],
-    params: AdamWParams::DECLARATION,
+    params: AdamWParams::FIELDS,
     tensors: &[
         Binding::read("grad", F32),
         Binding::in_place("param", F32),
@@ -41,7 +41,7 @@ params!(
 pub(crate) static CLIP_SCALE: Kernel = Kernel {
     name: "clip_scale",
     files: &[PRELUDE, include_str!("../../../../kernels/clip_scale.cu")],
-    params: ClipScaleParams::DECLARATION,
+    params: ClipScaleParams::FIELDS,
     tensors: &[Binding::read("squares", F32), Binding::write("out", F32)],
     maps: 0,
     constants: &[],
@@ -56,7 +56,7 @@ params!(
 pub(crate) static BIAS_UPDATE: Kernel = Kernel {
     name: "bias_update",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/bias_update.cu")],
-    params: BiasUpdateParams::DECLARATION,
+    params: BiasUpdateParams::FIELDS,
     tensors: &[Binding::read("counts", U32), Binding::in_place("bias", F32)],
     maps: 0,
     constants: &[],

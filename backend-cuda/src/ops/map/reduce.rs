@@ -19,7 +19,7 @@ params!(
 pub(crate) static SUM_ROWS: Kernel = Kernel {
     name: "sum_rows",
     files: &[PRELUDE, RUNS, TOKEN_SUM, include_str!("../../../../kernels/sum_rows.cu")],
-    params: SumRowsParams::DECLARATION,
+    params: SumRowsParams::FIELDS,
     tensors: &[Binding::read("x", FLOAT), Binding::write("sums", F32)],
     maps: 0,
     constants: &[],
@@ -34,7 +34,7 @@ params!(
 pub(crate) static SUM_BLOCKS: Kernel = Kernel {
     name: "sum_blocks",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/sum_blocks.cu")],
-    params: SumBlocksParams::DECLARATION,
+    params: SumBlocksParams::FIELDS,
     tensors: &[Binding::read("sums", F32), Binding::in_place("out", F32)],
     maps: 0,
     constants: &[],
@@ -49,7 +49,7 @@ params!(
 pub(crate) static SUM_SQUARES: Kernel = Kernel {
     name: "sum_squares",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/sum_squares.cu")],
-    params: SumSquaresParams::DECLARATION,
+    params: SumSquaresParams::FIELDS,
     tensors: &[Binding::read("x", FLOAT), Binding::write("out", F32)],
     maps: 0,
     constants: &[],
@@ -64,7 +64,7 @@ params!(
 pub(crate) static TREE_SUM: Kernel = Kernel {
     name: "tree_sum",
     files: &[PRELUDE, RUNS, TREE, include_str!("../../../../kernels/tree_sum.cu")],
-    params: TreeSumParams::DECLARATION,
+    params: TreeSumParams::FIELDS,
     tensors: &[Binding::read("parts", F32), Binding::write("out", F32)],
     maps: 0,
     constants: &[],

@@ -27,7 +27,7 @@ const ROTATED: &[Binding] = &[
 pub(crate) static ROTARY: Kernel = Kernel {
     name: "rotary",
     files: &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/rotary.cu")],
-    params: RotaryParams::DECLARATION,
+    params: RotaryParams::FIELDS,
     tensors: ROTATED,
     maps: 0,
     constants: &[],
@@ -42,7 +42,7 @@ params!(
 pub(crate) static MLA_QUERY: Kernel = Kernel {
     name: "mla_query",
     files: &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/mla_query.cu")],
-    params: QueryParams::DECLARATION,
+    params: QueryParams::FIELDS,
     tensors: ROTATED,
     maps: 0,
     constants: &[],
@@ -57,7 +57,7 @@ params!(
 pub(crate) static MLA_KEY_VALUE: Kernel = Kernel {
     name: "mla_key_value",
     files: &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/mla_key_value.cu")],
-    params: KeyValueParams::DECLARATION,
+    params: KeyValueParams::FIELDS,
     tensors: &[
         Binding::read("kv", FLOAT),
         Binding::read("k_rope", FLOAT),
@@ -75,7 +75,7 @@ pub(crate) static MLA_KEY_VALUE: Kernel = Kernel {
 pub(crate) static MLA_KEY_VALUE_GRAD: Kernel = Kernel {
     name: "mla_key_value_grad",
     files: &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/mla_key_value_grad.cu")],
-    params: KeyValueParams::DECLARATION,
+    params: KeyValueParams::FIELDS,
     tensors: &[
         Binding::read("d_k", FLOAT),
         Binding::read("d_v", FLOAT),

@@ -19,7 +19,7 @@ params!(
 pub(crate) static GATHER_ROWS: Kernel = Kernel {
     name: "gather_rows",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/gather_rows.cu")],
-    params: GatherRowsParams::DECLARATION,
+    params: GatherRowsParams::FIELDS,
     tensors: &[
         Binding::read("x", &[DType::F32, DType::Bf16, DType::U32]),
         Binding::read("index", U32),
@@ -39,7 +39,7 @@ params!(
 pub(crate) static COMBINE: Kernel = Kernel {
     name: "combine",
     files: &[PRELUDE, RUNS, TREE, include_str!("../../../../kernels/combine.cu")],
-    params: CombineParams::DECLARATION,
+    params: CombineParams::FIELDS,
     tensors: &[
         Binding::read("x", FLOAT),
         Binding::read("slots", U32),
@@ -62,7 +62,7 @@ params!(
 pub(crate) static EMBEDDING_GRAD: Kernel = Kernel {
     name: "embedding_grad",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/embedding_grad.cu")],
-    params: EmbeddingGradParams::DECLARATION,
+    params: EmbeddingGradParams::FIELDS,
     tensors: &[Binding::read("dy", FLOAT), Binding::read("ids", U32), Binding::in_place("d_table", F32)],
     maps: 0,
     constants: &[],

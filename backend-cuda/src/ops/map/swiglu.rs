@@ -18,7 +18,7 @@ params!(
 pub(crate) static SWIGLU: Kernel = Kernel {
     name: "swiglu",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/swiglu.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[
         Binding::read("gate_up", FLOAT),
         Binding::read("weight", F32).optional(),
@@ -33,7 +33,7 @@ pub(crate) static SWIGLU: Kernel = Kernel {
 pub(crate) static SWIGLU_GRAD: Kernel = Kernel {
     name: "swiglu_grad",
     files: &[PRELUDE, RUNS, include_str!("../../../../kernels/swiglu_grad.cu")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     tensors: &[
         Binding::read("gate_up", FLOAT),
         Binding::read("weight", F32).optional(),

@@ -18,7 +18,7 @@ params!(
 pub(crate) static DELTA: Shader = Shader {
     name: "attention_delta",
     files: &[PRELUDE, FORMATS, ROW, include_str!("../../../../shaders/attention_delta.wgsl")],
-    params: DeltaParams::DECLARATION,
+    params: DeltaParams::FIELDS,
     bindings: &[Binding::read("d_out", FLOAT), Binding::read("out", FLOAT), Binding::write("delta", F32)],
     constants: &[],
 };
@@ -26,7 +26,7 @@ pub(crate) static DELTA: Shader = Shader {
 pub(crate) static DIFFERENTIATE: Shader = Shader {
     name: "attention_differentiate",
     files: &[PRELUDE, FORMATS, MATH, PIECE, VISIBLE, include_str!("../../../../shaders/attention_differentiate.wgsl")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[
         Binding::read("start", U32).optional(),
         Binding::read("lse", F32),
@@ -51,7 +51,7 @@ pub(crate) static KEYS: Shader = Shader {
         CHAINS,
         include_str!("../../../../shaders/attention_keys.wgsl"),
     ],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[
         Binding::read_units("a", FLOAT),
         Binding::read_units("b", FLOAT),

@@ -11,7 +11,7 @@ use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, PRELUDE, Shader, U32};
 pub(crate) static SOFTMAX: Shader = Shader {
     name: "attention_softmax",
     files: &[PRELUDE, FORMATS, MATH, PIECE, VISIBLE, include_str!("../../../../shaders/attention_softmax.wgsl")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[
         Binding::read("start", U32).optional(),
         Binding::read("scores", F32),

@@ -15,7 +15,7 @@ params!(
 pub(crate) static CAST: Shader = Shader {
     name: "cast",
     files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/cast.wgsl")],
-    params: Elements::DECLARATION,
+    params: Elements::FIELDS,
     bindings: &[Binding::read("x", FLOAT), Binding::write("out", FLOAT)],
     constants: &[],
 };
@@ -23,7 +23,7 @@ pub(crate) static CAST: Shader = Shader {
 pub(crate) static ADD: Shader = Shader {
     name: "add",
     files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/add.wgsl")],
-    params: Elements::DECLARATION,
+    params: Elements::FIELDS,
     bindings: &[
         Binding::read("a", FLOAT),
         Binding::read("b", FLOAT),
@@ -41,7 +41,7 @@ params!(
 pub(crate) static FILL: Shader = Shader {
     name: "fill",
     files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/fill.wgsl")],
-    params: FillParams::DECLARATION,
+    params: FillParams::FIELDS,
     bindings: &[Binding::write(
         "out",
         &[DType::F32, DType::Bf16, DType::U32, DType::E4m3, DType::Ue8m0, DType::E2m1x2],
@@ -57,7 +57,7 @@ params!(
 pub(crate) static COPY_COLUMNS: Shader = Shader {
     name: "copy_columns",
     files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/copy_columns.wgsl")],
-    params: CopyColumnsParams::DECLARATION,
+    params: CopyColumnsParams::FIELDS,
     bindings: &[
         Binding::read("x", &[DType::F32, DType::Bf16, DType::U32]),
         Binding::write("out", &[DType::F32, DType::Bf16, DType::U32]),

@@ -15,7 +15,7 @@ params!(
 pub(crate) static CROSS_ENTROPY: Shader = Shader {
     name: "cross_entropy",
     files: &[PRELUDE, FORMATS, MATH, ROW, include_str!("../../../../shaders/cross_entropy.wgsl")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[
         Binding::read("logits", FLOAT),
         Binding::read("targets", U32),

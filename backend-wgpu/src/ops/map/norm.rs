@@ -15,7 +15,7 @@ params!(
 pub(crate) static RMS_NORM: Shader = Shader {
     name: "rms_norm",
     files: &[PRELUDE, FORMATS, ROW, include_str!("../../../../shaders/rms_norm.wgsl")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[
         Binding::read("x", FLOAT),
         Binding::read("weight", F32),
@@ -33,7 +33,7 @@ params!(
 pub(crate) static RMS_NORM_GRAD: Shader = Shader {
     name: "rms_norm_grad",
     files: &[PRELUDE, FORMATS, ROW, include_str!("../../../../shaders/rms_norm_grad.wgsl")],
-    params: GradParams::DECLARATION,
+    params: GradParams::FIELDS,
     bindings: &[
         Binding::read("dy", FLOAT),
         Binding::read("x", FLOAT),
@@ -53,7 +53,7 @@ params!(
 pub(crate) static RMS_NORM_GRAD_WEIGHT: Shader = Shader {
     name: "rms_norm_grad_weight",
     files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/rms_norm_grad_weight.wgsl")],
-    params: WeightParams::DECLARATION,
+    params: WeightParams::FIELDS,
     bindings: &[
         Binding::read("dy", FLOAT),
         Binding::read("x", FLOAT),

@@ -15,7 +15,7 @@ params!(
 pub(crate) static ADAMW: Shader = Shader {
     name: "adamw",
     files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/adamw.wgsl")],
-    params: AdamWParams::DECLARATION,
+    params: AdamWParams::FIELDS,
     bindings: &[
         Binding::read("grad", F32),
         Binding::read("clip", F32),
@@ -36,7 +36,7 @@ params!(
 pub(crate) static CLIP_SCALE: Shader = Shader {
     name: "clip_scale",
     files: &[PRELUDE, include_str!("../../../../shaders/clip_scale.wgsl")],
-    params: ClipScaleParams::DECLARATION,
+    params: ClipScaleParams::FIELDS,
     bindings: &[Binding::read("squares", F32), Binding::write("out", F32)],
     constants: &[],
 };
@@ -49,7 +49,7 @@ params!(
 pub(crate) static BIAS_UPDATE: Shader = Shader {
     name: "bias_update",
     files: &[PRELUDE, INTEGERS, include_str!("../../../../shaders/bias_update.wgsl")],
-    params: BiasUpdateParams::DECLARATION,
+    params: BiasUpdateParams::FIELDS,
     bindings: &[Binding::read("counts", U32), Binding::in_place("bias", F32)],
     constants: &[],
 };

@@ -15,7 +15,7 @@ params!(
 pub(crate) static SUM_ROWS: Shader = Shader {
     name: "sum_rows",
     files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/sum_rows.wgsl")],
-    params: SumRowsParams::DECLARATION,
+    params: SumRowsParams::FIELDS,
     bindings: &[Binding::read("x", FLOAT), Binding::write("out", F32)],
     constants: &[],
 };
@@ -28,7 +28,7 @@ params!(
 pub(crate) static SUM_SQUARES: Shader = Shader {
     name: "sum_squares",
     files: &[PRELUDE, FORMATS, ROW, include_str!("../../../../shaders/sum_squares.wgsl")],
-    params: SumSquaresParams::DECLARATION,
+    params: SumSquaresParams::FIELDS,
     bindings: &[Binding::read("x", FLOAT), Binding::write("out", F32)],
     constants: &[],
 };
@@ -41,7 +41,7 @@ params!(
 pub(crate) static TREE_SUM: Shader = Shader {
     name: "tree_sum",
     files: &[PRELUDE, FORMATS, TREE, include_str!("../../../../shaders/tree_sum.wgsl")],
-    params: TreeSumParams::DECLARATION,
+    params: TreeSumParams::FIELDS,
     bindings: &[Binding::read("parts", F32), Binding::write("out", F32)],
     constants: &[],
 };

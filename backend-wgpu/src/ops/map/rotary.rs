@@ -15,7 +15,7 @@ params!(
 pub(crate) static ROTARY: Shader = Shader {
     name: "rotary",
     files: &[PRELUDE, FORMATS, ROTATE, include_str!("../../../../shaders/rotary.wgsl")],
-    params: RotaryParams::DECLARATION,
+    params: RotaryParams::FIELDS,
     bindings: &[
         Binding::read("x", FLOAT),
         Binding::read("positions", U32),
@@ -34,7 +34,7 @@ params!(
 pub(crate) static MLA_QUERY: Shader = Shader {
     name: "mla_query",
     files: &[PRELUDE, FORMATS, ROTATE, include_str!("../../../../shaders/mla_query.wgsl")],
-    params: QueryParams::DECLARATION,
+    params: QueryParams::FIELDS,
     bindings: &[
         Binding::read("x", FLOAT),
         Binding::read("positions", U32),
@@ -53,7 +53,7 @@ params!(
 pub(crate) static MLA_KEY_VALUE: Shader = Shader {
     name: "mla_key_value",
     files: &[PRELUDE, FORMATS, ROTATE, include_str!("../../../../shaders/mla_key_value.wgsl")],
-    params: KeyValueParams::DECLARATION,
+    params: KeyValueParams::FIELDS,
     bindings: &[
         Binding::read("kv", FLOAT),
         Binding::read("k_rope", FLOAT),
@@ -69,7 +69,7 @@ pub(crate) static MLA_KEY_VALUE: Shader = Shader {
 pub(crate) static MLA_KEY_VALUE_GRAD: Shader = Shader {
     name: "mla_key_value_grad",
     files: &[PRELUDE, FORMATS, ROTATE, include_str!("../../../../shaders/mla_key_value_grad.wgsl")],
-    params: KeyValueParams::DECLARATION,
+    params: KeyValueParams::FIELDS,
     bindings: &[
         Binding::read("d_k", FLOAT),
         Binding::read("d_v", FLOAT),

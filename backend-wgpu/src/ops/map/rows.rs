@@ -15,7 +15,7 @@ params!(
 pub(crate) static GATHER_ROWS: Shader = Shader {
     name: "gather_rows",
     files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/gather_rows.wgsl")],
-    params: GatherRowsParams::DECLARATION,
+    params: GatherRowsParams::FIELDS,
     bindings: &[
         Binding::read("x", &[DType::F32, DType::Bf16, DType::U32]),
         Binding::read("index", U32),
@@ -32,7 +32,7 @@ params!(
 pub(crate) static COMBINE: Shader = Shader {
     name: "combine",
     files: &[PRELUDE, FORMATS, TREE, include_str!("../../../../shaders/combine.wgsl")],
-    params: CombineParams::DECLARATION,
+    params: CombineParams::FIELDS,
     bindings: &[
         Binding::read("x", FLOAT),
         Binding::read("slots", U32),
@@ -52,7 +52,7 @@ params!(
 pub(crate) static EMBEDDING_GRAD: Shader = Shader {
     name: "embedding_grad",
     files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/embedding_grad.wgsl")],
-    params: EmbeddingGradParams::DECLARATION,
+    params: EmbeddingGradParams::FIELDS,
     bindings: &[Binding::read("dy", FLOAT), Binding::read("ids", U32), Binding::in_place("d_table", F32)],
     constants: &[],
 };

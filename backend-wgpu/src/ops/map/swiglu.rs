@@ -15,7 +15,7 @@ params!(
 pub(crate) static SWIGLU: Shader = Shader {
     name: "swiglu",
     files: &[PRELUDE, FORMATS, MATH, include_str!("../../../../shaders/swiglu.wgsl")],
-    params: Params::DECLARATION,
+    params: Params::FIELDS,
     bindings: &[
         Binding::read("gate_up", FLOAT),
         Binding::read("weight", F32).optional(),
@@ -33,7 +33,7 @@ params!(
 pub(crate) static SWIGLU_GRAD: Shader = Shader {
     name: "swiglu_grad",
     files: &[PRELUDE, FORMATS, MATH, ROW, include_str!("../../../../shaders/swiglu_grad.wgsl")],
-    params: GradParams::DECLARATION,
+    params: GradParams::FIELDS,
     bindings: &[
         Binding::read("gate_up", FLOAT),
         Binding::read("weight", F32).optional(),
