@@ -14,6 +14,7 @@ pub mod error;
 pub mod flops;
 pub mod generate;
 pub mod init;
+mod memory;
 pub mod metrics;
 pub mod model;
 pub mod options;

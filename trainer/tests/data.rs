@@ -4,8 +4,9 @@
 
 use std::sync::Arc;
 
-use dropless::Config;
 use dropless::data::{Batch, Corpus, Position, Stream, validation};
+use dropless::{Config, Error};
+use dropless_core::Error as CoreError;
 use dropless_core::ops::NONE;
 
 /// One document of the ids 0.. whose stream, end token included, has `tokens` tokens.
@@ -15,7 +16,7 @@ fn counting(tokens: u32) -> Arc<Corpus> {
 
 /// The first ids of the next `n` sequences.
 fn firsts(stream: &mut Stream, n: usize) -> Vec<u32> {
-    let batch = stream.next_batch(n);
+    let batch = stream.next_batch(n).unwrap();
     batch.ids.chunks(batch.sequence).map(|ids| ids[0]).collect()
 }
 
@@ -23,7 +24,7 @@ fn firsts(stream: &mut Stream, n: usize) -> Vec<u32> {
 fn b243_packed_documents_restart_positions_and_see_only_themselves() {
     // [1 2 |] [3 |] with end token 0; the sequence has 5 tokens, and one more is there to be predicted.
     let corpus = Corpus::from_ids(&[vec![1, 2], vec![3], vec![4]], 0, 10).unwrap();
-    let batch = validation(&corpus, 5, 1).unwrap().next().unwrap();
+    let batch = validation(&corpus, 5, 1).unwrap().next().unwrap().unwrap();
     assert_eq!(batch.ids, [1, 2, 0, 3, 0]);
     assert_eq!(batch.positions, [0, 1, 2, 0, 1]);
     assert_eq!(batch.start, [0, 0, 0, 3, 3]);
@@ -62,12 +63,12 @@ fn b190_a_walk_goes_on_exactly_where_it_stopped() {
     let corpus = counting(42);
     let new = |position| Stream::new(corpus.clone(), 4, 7, position).unwrap();
     let mut whole = new(Position::default());
-    let uninterrupted: Vec<Batch> = (0..15).map(|_| whole.next_batch(2)).collect();
+    let uninterrupted: Vec<Batch> = (0..15).map(|_| whole.next_batch(2).unwrap()).collect();
     for stop in 0..15 {
         let mut first = new(Position::default());
-        let mut batches: Vec<Batch> = (0..stop).map(|_| first.next_batch(2)).collect();
+        let mut batches: Vec<Batch> = (0..stop).map(|_| first.next_batch(2).unwrap()).collect();
         let mut second = new(first.position());
-        batches.extend((stop..15).map(|_| second.next_batch(2)));
+        batches.extend((stop..15).map(|_| second.next_batch(2).unwrap()));
         assert_eq!(batches, uninterrupted, "stopped after {stop} batches");
     }
 }
@@ -108,7 +109,7 @@ fn a_position_outside_the_text_is_refused() {
 
 #[test]
 fn b190_ranks_share_a_batch_without_overlap_whatever_their_number() {
-    let batch = Stream::new(counting(401), 4, 7, Position::default()).unwrap().next_batch(16);
+    let batch = Stream::new(counting(401), 4, 7, Position::default()).unwrap().next_batch(16).unwrap();
     for ranks in [1, 2, 4] {
         let mut ids: Vec<u32> = Vec::new();
         for step in 0..2 {
@@ -123,7 +124,7 @@ fn b190_ranks_share_a_batch_without_overlap_whatever_their_number() {
 #[test]
 fn validation_covers_the_text_once_and_pads_without_counting() {
     let corpus = counting(42);
-    let batches: Vec<Batch> = validation(&corpus, 4, 3).unwrap().collect();
+    let batches: Vec<Batch> = validation(&corpus, 4, 3).unwrap().map(Result::unwrap).collect();
     assert_eq!(batches.len(), 4);
     assert!(batches.iter().all(|b| b.sequences() == 3 && b.ids.len() == 12));
     let targets: Vec<u32> = batches.iter().flat_map(|b| b.targets.iter().copied()).filter(|&t| t != NONE).collect();
@@ -183,4 +184,15 @@ fn entropy_is_that_of_the_byte_frequencies() {
     assert_eq!(entropy("aaaa"), 0.0);
     assert!((entropy("abab") - 2f64.ln()).abs() < 1e-15);
     assert!((entropy("abcdefgh") - 8f64.ln()).abs() < 1e-15);
+}
+
+#[test]
+fn a_batch_that_no_memory_holds_is_an_error() {
+    let mut stream = Stream::new(counting(42), 4, 7, Position::default()).unwrap();
+    for sequences in [1 << 50, usize::MAX] {
+        let refused = stream.next_batch(sequences).unwrap_err();
+        assert!(matches!(refused, Error::Core(CoreError::Capacity { op: "batch", .. })), "{refused}");
+        assert!(refused.to_string().contains("train.batch_size"), "{refused}");
+    }
+    assert_eq!(stream.position(), Position::default(), "nothing was taken");
 }

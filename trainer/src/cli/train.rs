@@ -1,6 +1,5 @@
 //! `dropless train`: the configuration, the run's directory, and what is printed at the end.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -10,6 +9,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{Config, Numerics};
 use crate::error::Result;
 use crate::generate::Generator;
+use crate::memory;
 use crate::options::TrainOptions;
 use crate::sample::Sampling;
 use crate::train;
@@ -75,7 +75,7 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     print_validation(summary.validation, summary.unigram);
     say(format_args!("checkpoint {}", summary.checkpoint.display()));
     say(format_args!("digest {}", summary.digest));
-    if let Some(peak) = peak_memory() {
+    if let Some(peak) = memory::peak() {
         say(format_args!("peak memory {peak}"));
     }
     match config.train.sample_tokens {
@@ -102,12 +102,6 @@ pub(super) fn print_validation(loss: f64, unigram: f64) {
         "validation loss {loss:.4} nats per byte, {:.4} under the byte-unigram entropy of the text, {unigram:.4}",
         unigram - loss
     ));
-}
-
-/// The most memory that this process had, in the system's words, where the system says so.
-fn peak_memory() -> Option<String> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    Some(status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().to_owned())
 }
 
 fn print_sample(checkpoint: &Path, tokens: usize, options: &TrainOptions) -> Result<()> {

@@ -1,8 +1,11 @@
 //! What a step trains on: windows of the token stream with targets, positions and visible keys.
 
+use dropless_core::Error as CoreError;
 use dropless_core::ops::NONE;
 
 use super::Corpus;
+use crate::error::Result;
+use crate::memory;
 
 /// Sequences of equal length, one after the other; each field has one entry for each token.
 ///
@@ -41,6 +44,29 @@ impl Batch {
     /// An empty batch of sequences of this length.
     pub fn new(sequence: usize) -> Batch {
         Batch { sequence, ..Batch::default() }
+    }
+
+    /// The same with room for this many sequences.
+    ///
+    /// # Errors
+    /// [`CoreError::Capacity`] when they need more memory than the machine has or the system gives.
+    pub fn with_capacity(sequence: usize, sequences: usize) -> Result<Batch> {
+        let mut batch = Batch::new(sequence);
+        let fields = [&mut batch.ids, &mut batch.targets, &mut batch.positions, &mut batch.start];
+        let tokens = sequence.saturating_mul(sequences);
+        let needed = (tokens as u64).saturating_mul((fields.len() * size_of::<u32>()) as u64);
+        let refused = |available| {
+            let hint = format!("{sequences} sequences of {sequence} tokens; a smaller train.batch_size");
+            CoreError::Capacity { op: "batch", needed, available, hint }
+        };
+        // A system may promise more than it has, and end the process that asks for it.
+        if let Some(installed) = memory::installed().filter(|&installed| needed > installed) {
+            return Err(refused(installed).into());
+        }
+        for field in fields {
+            field.try_reserve_exact(tokens).map_err(|_| refused(0))?;
+        }
+        Ok(batch)
     }
 
     /// Adds the window of `corpus` that starts at token `from`.

@@ -57,8 +57,11 @@ impl Stream {
     }
 
     /// The next `sequences` sequences.
-    pub fn next_batch(&mut self, sequences: usize) -> Batch {
-        let mut batch = Batch::new(self.sequence);
+    ///
+    /// # Errors
+    /// As [`Batch::with_capacity`].
+    pub fn next_batch(&mut self, sequences: usize) -> Result<Batch> {
+        let mut batch = Batch::with_capacity(self.sequence, sequences)?;
         for _ in 0..sequences {
             batch.push(&self.corpus, self.windows[self.position.index]);
             self.position.index += 1;
@@ -67,27 +70,28 @@ impl Stream {
                 self.windows = windows(&self.corpus, self.sequence, self.seed, self.position.epoch);
             }
         }
-        batch
+        Ok(batch)
     }
 }
 
-/// Batches that cover a corpus once, in its own order; the last one is filled up with sequences that do not count.
+/// Batches that cover a corpus once, in its own order; the last one is filled up with sequences that do not count. Each
+/// may fail as [`Batch::with_capacity`].
 ///
 /// # Errors
 /// [`Error::Data`] when the text is shorter than one sequence and the token after it.
-pub fn validation(corpus: &Corpus, sequence: usize, sequences: usize) -> Result<impl Iterator<Item = Batch>> {
+pub fn validation(corpus: &Corpus, sequence: usize, sequences: usize) -> Result<impl Iterator<Item = Result<Batch>>> {
     corpus.has_a_sequence("validation", sequence)?;
     let windows: Vec<usize> = starts(corpus, sequence, 0).collect();
     let batches = windows.len().div_ceil(sequences);
     Ok((0..batches).map(move |b| {
-        let mut batch = Batch::new(sequence);
+        let mut batch = Batch::with_capacity(sequence, sequences)?;
         for i in b * sequences..(b + 1) * sequences {
             match windows.get(i) {
                 Some(&from) => batch.push(corpus, from),
                 None => batch.pad(),
             }
         }
-        batch
+        Ok(batch)
     }))
 }
 

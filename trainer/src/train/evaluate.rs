@@ -51,6 +51,7 @@ pub(super) fn mean_loss(
     let limit = if batches == 0 { usize::MAX } else { batches };
     let (mut sum, mut count) = (0.0, 0);
     for batch in data::validation(text, train.sequence_length, train.micro_batch_size)?.take(limit) {
+        let batch = batch?;
         sum += f64::from(step::evaluate(backend, config, tokens, model, &batch)?);
         count += batch.valid;
     }

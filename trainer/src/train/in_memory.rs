@@ -34,7 +34,7 @@ fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Corpus>, steps: u64
     state::initialise(backend, &mut model, train.seed, config.model.initializer_range)?;
     let mut stream = Stream::new(text, train.sequence_length, train.seed, Position::default())?;
     for step in 1..=steps {
-        let batch = stream.next_batch(train.batch_size);
+        let batch = stream.next_batch(train.batch_size)?;
         let (_, gradients, counts) = step::gradients(backend, config, &tokens, &model, &batch)?;
         optimizer::update(backend, &mut model, train, &gradients, &counts, step)?;
     }

@@ -268,7 +268,7 @@ impl<'a> Rank<'a> {
         let started = Instant::now();
         let (config, train) = (self.run.config, &self.run.config.train);
         let step = self.done + 1;
-        let batch = self.stream.next_batch(train.batch_size);
+        let batch = self.stream.next_batch(train.batch_size)?;
         let (result, gradients, counts) = step::gradients(self.backend, config, &self.tokens, &self.model, &batch)?;
         if !result.loss.is_finite() || !result.grad_norm.is_finite() {
             return Err(self.non_finite(step, &result, &gradients)?);
