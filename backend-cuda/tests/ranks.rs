@@ -56,7 +56,7 @@ fn main() -> ExitCode {
         say(&world, format_args!("{exchange:?}: rows arrive"));
         counts_that_disagree_fail(open(&world, exchange, None, Duration::from_secs(60)).unwrap());
         capacities_that_disagree_fail(open(&world, exchange, None, Duration::from_secs(20)).unwrap());
-        a_rank_that_is_away_is_waited_for(&open(&world, exchange, None, Duration::from_secs(4)).unwrap());
+        a_rank_that_is_away_is_waited_for(&open(&world, exchange, None, Duration::from_secs(8)).unwrap());
         a_rank_that_does_not_come_fails_all(open(&world, exchange, None, Duration::from_secs(8)).unwrap());
         a_rank_that_leaves_is_named(open(&world, exchange, None, Duration::from_secs(60)).unwrap());
         say(&world, format_args!("{exchange:?}: what goes wrong is named"));

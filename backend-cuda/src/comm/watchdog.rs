@@ -281,6 +281,15 @@ mod tests {
         });
     }
 
+    /// Waits until it is so.
+    fn until(so: impl Fn() -> bool) {
+        let started = Instant::now();
+        while !so() {
+            assert!(started.elapsed() < LONG, "it is never so");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Waits for a failure; its text, and how long that took.
     fn failure(watchdog: &Watchdog) -> (String, Duration) {
         let started = Instant::now();
@@ -305,9 +314,7 @@ mod tests {
             assert!(error.starts_with(&format!("rank {rank}: read: ")) && error.ends_with(what), "{error}");
             assert!(after >= Duration::from_millis(400) && after < Duration::from_secs(1), "{after:?}");
             assert!(control.failure().is_some());
-            while !fake.broken_off.load(Ordering::Relaxed) {
-                std::thread::yield_now();
-            }
+            until(|| fake.broken_off.load(Ordering::Relaxed));
         });
     }
 
@@ -328,9 +335,7 @@ mod tests {
     fn an_exchange_waits_for_a_rank_that_is_away_and_no_longer_than_said_for_one_that_is_back() {
         on_two_ranks(Duration::from_secs(1), |rank, fake, watchdog, control| {
             control.set_away(rank == 1);
-            while !control.anyone_away() {
-                std::thread::yield_now();
-            }
+            until(|| control.anyone_away());
             fake.begun.store(u32::from(rank == 0), Ordering::Relaxed);
             let gone = Instant::now();
             while gone.elapsed() < Duration::from_millis(1500) {
@@ -338,9 +343,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(1));
             }
             control.set_away(false);
-            while control.anyone_away() {
-                std::thread::yield_now();
-            }
+            until(|| !control.anyone_away());
             let (error, after) = failure(watchdog);
             assert!(error.ends_with("exchange 1 of the fake has not ended within 500ms"), "{error}");
             assert!(after >= Duration::from_millis(400) && after < Duration::from_secs(1), "{after:?}");
@@ -391,9 +394,7 @@ mod tests {
             let id = process.id().to_string();
             let _killed = Killed(process);
             let part = |fake: &Fake, watchdog: &Watchdog, control: &Control| {
-                while !control.anyone_away() {
-                    std::thread::yield_now();
-                }
+                until(|| control.anyone_away());
                 fake.begun.store(1, Ordering::Relaxed);
                 std::thread::sleep(STOPPED_TIMEOUT);
                 watchdog.check("read").unwrap();
