@@ -115,9 +115,9 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
         _ => Tensorcore::of_e4m3(model),
     };
     // A processor has no registers to run out of, and a large tile needs fewer loads. But it takes its time to compile,
-    // so not where only a model's logits come: f32 that is not added to a gradient.
-    let often = op.accumulate || op.out.dtype() == DType::Bf16;
-    let tile = if stream.gpu.cpu && unit.is_some() && often { 8 } else { tile(unit) };
+    // so not for a model's logits alone.
+    let logits = op.kind == GemmKind::Forward && op.out.dtype() == DType::F32;
+    let tile = if stream.gpu.cpu && unit.is_some() && !logits { 8 } else { tile(unit) };
     let (a_strides, b_strides) = (a.strides(rows, chain), b.strides(columns, chain));
     // A weight's FP8 scales also span 128 of its rows.
     let b_scale_columns = if wgrad { 1 } else { 128 };
