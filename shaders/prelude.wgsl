@@ -29,14 +29,18 @@ fn unpack(magnitude: u32) -> Unpacked {
     return Unpacked(select(exponent, OF_ZERO, sig == 0u), sig << shift);
 }
 
+// Rounds sig * 2^-7 to the nearest integer, to an even one if there are two.
+fn round_7(sig: u32) -> u32 {
+    return (sig + 63u + ((sig >> 7u) & 1u)) >> 7u;
+}
+
 // Rounds sig, whose leading one is at bit 30 and whose bit 0 stands for everything lost below. `exponent` is one less
 // than the exponent field of the result, as the leading one adds itself to the field.
 fn pack(sign: u32, exponent: i32, sig: u32) -> u32 {
     let down = u32(clamp(-exponent, 0, 31));
     let lost = sig & ((1u << down) - 1u);
     let kept = (sig >> down) | select(0u, 1u, lost != 0u);
-    let rounded = (kept + 63u + ((kept >> 7u) & 1u)) >> 7u;
-    let bits = (u32(max(exponent, 0)) << 23u) + rounded;
+    let bits = (u32(max(exponent, 0)) << 23u) + round_7(kept);
     return sign | select(min(bits, INF), 0u, sig == 0u);
 }
 
@@ -94,8 +98,7 @@ fn f32_add(a: u32, b: u32) -> u32 {
     // The leading one goes to bit 30, but no further than to the subnormals, where a sum is exact.
     let up = min(countLeadingZeros(sum) - 1u, el);
     let sig = sum << up;
-    let rounded = (sig + 63u + ((sig >> 7u) & 1u)) >> 7u;
-    let bits = (large & SIGN) | min(((el - up) << 23u) + rounded, INF);
+    let bits = (large & SIGN) | min(((el - up) << 23u) + round_7(sig), INF);
     // -0 only from -0 + -0.
     let finite = select(bits, a & b & SIGN, sum == 0u);
     let special = select(large, NAN, ml > INF || (ms == INF && a != b));
