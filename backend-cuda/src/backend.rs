@@ -177,6 +177,9 @@ impl Backend for Cuda {
     }
 
     fn set_away(&self, away: bool) -> Result<()> {
+        if away {
+            self.wait()?;
+        }
         self.comm.set_away("set_away", away)
     }
 

@@ -57,6 +57,9 @@ fn main() -> ExitCode {
         counts_that_disagree_fail(open(&world, exchange, None, Duration::from_secs(60)).unwrap());
         capacities_that_disagree_fail(open(&world, exchange, None, Duration::from_secs(20)).unwrap());
         a_rank_that_is_away_is_waited_for(&open(&world, exchange, None, Duration::from_secs(8)).unwrap());
+        a_rank_is_not_away_before_what_it_queued_has_ended(
+            open(&world, exchange, None, Duration::from_secs(8)).unwrap(),
+        );
         a_rank_that_does_not_come_fails_all(open(&world, exchange, None, Duration::from_secs(8)).unwrap());
         a_rank_that_leaves_is_named(open(&world, exchange, None, Duration::from_secs(60)).unwrap());
         say(&world, format_args!("{exchange:?}: what goes wrong is named"));
@@ -289,14 +292,19 @@ fn report_speed(cuda: &Cuda, world: &World, exchange: Exchange) {
     say(world, format_args!("{exchange:?}: {bytes} bytes from each rank in {time:?}: {rate:.0} GB/s (median of 12)"));
 }
 
-/// One exchange of single rows under these counts.
-fn exchange(cuda: &Cuda, capacity: usize, sends: &[usize], expects: &[usize]) -> Result<()> {
+/// Queues an exchange of single rows under these counts.
+fn queue(cuda: &Cuda, capacity: usize, sends: &[usize], expects: &[usize]) -> Result<()> {
     let shape = [cuda.caps().ranks, capacity, 4];
     let send = cuda.alloc(DType::F32, &shape, Memory::Device)?;
     let recv = cuda.alloc(DType::F32, &shape, Memory::Device)?;
     let (sends, expects) = (numbers(cuda, sends), numbers(cuda, expects));
     let counts = Some(Counts { send: &sends, recv: &expects });
-    AllToAll { group: Group::World, send: &send, recv: &recv, counts }.run_in_order(cuda)?;
+    AllToAll { group: Group::World, send: &send, recv: &recv, counts }.run_in_order(cuda)
+}
+
+/// The same, until it has ended.
+fn exchange(cuda: &Cuda, capacity: usize, sends: &[usize], expects: &[usize]) -> Result<()> {
+    queue(cuda, capacity, sends, expects)?;
     cuda.wait()
 }
 
@@ -340,6 +348,21 @@ fn a_rank_that_is_away_is_waited_for(cuda: &Cuda) {
         }
         exchange(cuda, 4, &vec![1; ranks], &vec![1; ranks]).unwrap();
     }
+}
+
+/// Else nobody would miss an exchange that does not end while all who wait for it are away.
+fn a_rank_is_not_away_before_what_it_queued_has_ended(cuda: Cuda) {
+    let (rank, ranks) = (cuda.caps().rank, cuda.caps().ranks);
+    let started = Instant::now();
+    if rank == 1 {
+        std::thread::sleep(Duration::from_secs(6));
+    } else {
+        queue(&cuda, 4, &vec![1; ranks], &vec![1; ranks]).unwrap();
+    }
+    let away = cuda.set_away(true);
+    let Err(Error::Collective { what, .. }) = away else { panic!("rank {rank}: {away:?}") };
+    assert!(started.elapsed() < Duration::from_secs(8), "rank {rank}: {what} after {:?}", started.elapsed());
+    assert!(what.contains("exchange 1 of the group World"), "rank {rank}: {what}");
 }
 
 fn a_rank_that_does_not_come_fails_all(cuda: Cuda) {

@@ -241,6 +241,10 @@ impl Backend for Wgpu {
         collective::run(&self.exchange, &self.stream, op, counts)
     }
 
+    fn set_away(&self, _away: bool) -> Result<()> {
+        Ok(())
+    }
+
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
         const OP: &str = "offload";
         match op.to.memory() {

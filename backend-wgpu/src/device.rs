@@ -67,14 +67,6 @@ impl Gpu {
         let (device, queue) =
             pollster::block_on(adapter.request_device(&descriptor)).map_err(|e| unavailable(format!("{name}: {e}")))?;
 
-        let nothing = [(); 2].map(|()| {
-            device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some("nothing"),
-                size: UNIT as u64,
-                usage: wgpu::BufferUsages::STORAGE,
-                mapped_at_creation: false,
-            })
-        });
         let failure = Failure::default();
         let first = failure.clone();
         device.on_uncaptured_error(Arc::new(move |error| {
@@ -83,6 +75,14 @@ impl Gpu {
         let first = failure.clone();
         device.set_device_lost_callback(move |reason, message| {
             first.lock().get_or_insert_with(|| format!("device lost ({reason:?}): {}", one_line(&message)));
+        });
+        let nothing = [(); 2].map(|()| {
+            device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("nothing"),
+                size: UNIT as u64,
+                usage: wgpu::BufferUsages::STORAGE,
+                mapped_at_creation: false,
+            })
         });
         Ok(Arc::new(Gpu {
             device,

@@ -197,14 +197,13 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()>;
 
     /// Says that this rank does something long by itself, such as writing a file, and, with false, that it is back. Who
-    /// waits for its next exchange waits however long that takes. It begins none in between. By default nothing happens:
-    /// ranks that are threads of one process wait up to their own limit.
+    /// waits for its next exchange waits however long that takes. It begins none in between, and those that it has queued
+    /// end before it goes, since nobody would miss one that does not. Ranks that are threads of one process wait up to
+    /// their own limit all the same.
     ///
     /// # Errors
     /// [`crate::Error::Collective`] when the ranks cannot go on together.
-    fn set_away(&self, _away: bool) -> Result<()> {
-        Ok(())
-    }
+    fn set_away(&self, away: bool) -> Result<()>;
 
     /// See [`Offload`].
     ///

@@ -12,7 +12,8 @@ use dropless::config::Config;
 use dropless::options::{BackendKind, TrainOptions};
 use dropless::train;
 use dropless_core::Backend;
-use dropless_core::host::Simd;
+use dropless_core::host::{Host, HostOptions, Simd};
+use dropless_tests::metered::Metered;
 
 /// A small model with everything in it: groups, a shared expert, a multi-token-prediction module, low-rank queries, two
 /// micro-steps.
@@ -197,6 +198,21 @@ fn ranks_of_different_processes_leave_the_same_files() {
     }
     let lines = std::fs::read_to_string(separate.path().join("metrics.jsonl")).unwrap().lines().count();
     assert_eq!(lines, 4);
+}
+
+/// A [`Metered`] rank holds that it begins no exchange while it is away.
+#[test]
+fn ranks_are_back_for_every_exchange_of_a_run() {
+    let config = config(&["train.steps=4", "train.checkpoint_interval=2", "train.keep_checkpoints=0"]);
+    let (out, expected) = (tempfile::tempdir().unwrap(), digest(&config, |_| {}));
+    for _ in 0..2 {
+        let hosts = Host::ranks(2, HostOptions { threads: 1, ..HostOptions::default() }).unwrap();
+        let ranks = hosts.into_iter().map(|host| Box::new(Metered::new(host)) as Box<dyn Backend>).collect();
+        let options = TrainOptions { resume: true, ..options(out.path()) };
+        assert_eq!(train::run_on(ranks, &config, &options).unwrap().unwrap().digest, expected);
+        // The second time they go on from the middle.
+        std::fs::remove_dir_all(out.path().join("checkpoints/step-000004")).unwrap();
+    }
 }
 
 #[test]

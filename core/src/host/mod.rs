@@ -180,6 +180,10 @@ impl Backend for Host {
         all_to_all::run(&self.exchange, op)
     }
 
+    fn set_away(&self, _away: bool) -> Result<()> {
+        Ok(())
+    }
+
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
         let from = memory::input("offload", op.from)?;
         memory::output("offload", op.to)?.bytes().copy_from_slice(from.bytes());

@@ -140,7 +140,7 @@ impl<'a> Run<'a> {
         if path.is_empty() || finds {
             return Ok(found);
         }
-        Checkpoint::reopen(path.as_ref()).map(Some)
+        away(&[backend], || Checkpoint::reopen(path.as_ref()).map(Some))
     }
 
     /// The newest undamaged checkpoint, which must fit the configuration.
