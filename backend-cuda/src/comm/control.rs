@@ -551,7 +551,7 @@ fn call(world: &World, timeout: Duration) -> io::Result<(TcpStream, Answer)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
@@ -559,7 +559,8 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(300);
 
-    fn free_port() -> u16 {
+    /// A port of this machine at which nobody listens.
+    pub(crate) fn free_port() -> u16 {
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
     }
 

@@ -96,7 +96,28 @@ struct Facts {
     device: driver::Uuid,
     exchange: Exchange,
     expert_ranks: usize,
+    timeout: Duration,
     nccl: bool,
+}
+
+impl Facts {
+    /// Why this rank cannot work with one that has other facts.
+    fn contradiction(&self, rank: usize, theirs: &Facts, other: usize) -> Option<String> {
+        if theirs.exchange != self.exchange {
+            let (a, b) = (theirs.exchange, self.exchange);
+            return Some(format!("rank {other} exchanges by {a:?}, rank {rank} by {b:?}"));
+        }
+        if theirs.expert_ranks != self.expert_ranks {
+            let (a, b) = (theirs.expert_ranks, self.expert_ranks);
+            return Some(format!("rank {other} shares experts among {a} ranks, rank {rank} among {b}"));
+        }
+        if theirs.timeout != self.timeout {
+            let (a, b) = (theirs.timeout, self.timeout);
+            return Some(format!("rank {other} waits for {a:?}, rank {rank} for {b:?}"));
+        }
+        let same = (&theirs.machine, theirs.device) == (&self.machine, self.device);
+        same.then(|| format!("ranks {other} and {rank} use the same device (is LOCAL_RANK right?)"))
+    }
 }
 
 impl Comm {
@@ -225,26 +246,14 @@ impl Links {
     fn find(gpu: &Gpu, caps: &Caps, control: &Control, exchange: Exchange, timeout: Duration) -> Result<Links> {
         gpu.bind(BOOTSTRAP)?;
         let rank = caps.rank;
-        let failed = |what| Error::Collective { rank, op: BOOTSTRAP, what };
         let everyone: Vec<usize> = (0..caps.ranks).collect();
         let device = driver::uuid(gpu.context().device)?;
         let (machine, nccl, expert_ranks) = (machine(), nccl::present(), caps.expert_ranks);
-        let facts = Facts { machine, device, exchange, expert_ranks, nccl };
+        let facts = Facts { machine, device, exchange, expert_ranks, timeout, nccl };
         let all: Vec<Facts> = share(control, &everyone, &facts, timeout)?;
-        for (other, theirs) in all.iter().enumerate().filter(|(other, _)| *other != rank) {
-            if theirs.exchange != exchange {
-                return Err(failed(format!(
-                    "rank {other} exchanges by {:?}, rank {rank} by {exchange:?}",
-                    theirs.exchange
-                )));
-            }
-            if theirs.expert_ranks != caps.expert_ranks {
-                let (a, b) = (theirs.expert_ranks, caps.expert_ranks);
-                return Err(failed(format!("rank {other} shares experts among {a} ranks, rank {rank} among {b}")));
-            }
-            if (&theirs.machine, theirs.device) == (&facts.machine, facts.device) {
-                return Err(failed(format!("ranks {other} and {rank} use the same device (is LOCAL_RANK right?)")));
-            }
+        let mut others = all.iter().enumerate().filter(|(other, _)| *other != rank);
+        if let Some(what) = others.find_map(|(other, theirs)| facts.contradiction(rank, theirs, other)) {
+            return Err(Error::Collective { rank, op: BOOTSTRAP, what });
         }
         let reach = |theirs: &Facts| -> Result<bool> {
             let near = cfg!(target_os = "linux") && theirs.machine == facts.machine;
@@ -360,6 +369,31 @@ impl Watched for Channel {
         self.board.stop();
         if let Path::Nccl(communicator) = &self.path {
             communicator.abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_do_not_belong_together_say_why() {
+        let facts = |device: u8, exchange, expert_ranks, seconds| {
+            let (machine, device, timeout) = ("here".into(), [device; 16], Duration::from_secs(seconds));
+            Facts { machine, device, exchange, expert_ranks, timeout, nccl: true }
+        };
+        let mine = facts(0, Exchange::Auto, 2, 60);
+        let theirs = |theirs: Facts| mine.contradiction(0, &theirs, 3);
+        assert_eq!(theirs(facts(1, Exchange::Auto, 2, 60)), None);
+        assert_eq!(theirs(Facts { machine: "there".into(), ..facts(0, Exchange::Auto, 2, 60) }), None);
+        for (other, why) in [
+            (facts(1, Exchange::Nccl, 2, 60), "rank 3 exchanges by Nccl, rank 0 by Auto"),
+            (facts(1, Exchange::Auto, 4, 60), "rank 3 shares experts among 4 ranks, rank 0 among 2"),
+            (facts(1, Exchange::Auto, 2, 9), "rank 3 waits for 9s, rank 0 for 60s"),
+            (facts(0, Exchange::Auto, 2, 60), "ranks 3 and 0 use the same device (is LOCAL_RANK right?)"),
+        ] {
+            assert_eq!(theirs(other).unwrap(), why);
         }
     }
 }

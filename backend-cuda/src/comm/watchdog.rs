@@ -205,12 +205,12 @@ fn left_behind(group: &dyn Watched, begun: u32, left: &[(usize, Ended)]) -> Opti
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, TcpListener};
     use std::process::{Command, Stdio};
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     use super::super::world::World;
     use super::*;
+    use crate::comm::control::tests::free_port;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -247,10 +247,6 @@ mod tests {
         fn break_off(&self) {
             self.broken_off.store(true, Ordering::Relaxed);
         }
-    }
-
-    fn free_port() -> u16 {
-        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
     }
 
     /// One rank's part of a job, done with its group, its watchdog and its control.
