@@ -209,10 +209,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Given given) {
     begin(given);
     const Params& p = given.params;
-    const u32 row_tiles = (p.sequence + Q_ROWS - 1) / Q_ROWS;
-    Work work = work_of(p, row_tiles, p.heads, p.heads / p.kv_heads, 1);
-    // The rows that see most come first.
-    work.tile = row_tiles - 1 - work.tile;
+    const Work work = row_work_of(p, Q_ROWS);
     const Keys keys = keys_of(given.first, work.batch, p.blocks, work.tile * WARPGROUPS, p.sequence, WARPGROUPS);
 
     if (threadIdx.x == 0) {
@@ -220,12 +217,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
         control().k.init();
         control().v.init();
     }
-    __syncthreads();
-    if (threadIdx.x < WARPGROUP) {
-        registers_give<PRODUCER_REGISTERS>();
-        if (threadIdx.x < PRODUCERS) produce(given, work, keys);
-    } else {
-        registers_take<CONSUMER_REGISTERS>();
-        consume(given, work, keys);
-    }
+    take_roles([&] { produce(given, work, keys); }, [&] { consume(given, work, keys); });
 }

@@ -211,12 +211,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_keys(con
         barrier_init(&control().keys, PRODUCERS);
         control().rows.init();
     }
-    __syncthreads();
-    if (threadIdx.x < WARPGROUP) {
-        registers_give<PRODUCER_REGISTERS>();
-        if (threadIdx.x < PRODUCERS) produce(given, work);
-    } else {
-        registers_take<CONSUMER_REGISTERS>();
-        consume(given, work);
-    }
+    take_roles([&] { produce(given, work); }, [&] { consume(given, work); });
 }

@@ -47,6 +47,14 @@ __device__ __forceinline__ Work work_of(const Params& p, u32 tiles, u32 heads, u
     return {within / count, head / heads, head % heads};
 }
 
+// The same for tiles of `rows` rows of query heads: those that see most come first.
+__device__ __forceinline__ Work row_work_of(const Params& p, u32 rows) {
+    const u32 tiles = (p.sequence + rows - 1) / rows;
+    Work work = work_of(p, tiles, p.heads, p.heads / p.kv_heads, 1);
+    work.tile = tiles - 1 - work.tile;
+    return work;
+}
+
 // ---- The ring ----
 
 // Who arrives where a stage is left: a lane for its warp, or every lane. Both are enough; but `racecheck` does not see that
@@ -249,6 +257,19 @@ template <u32 REGISTERS>
 __device__ __forceinline__ void registers_take() {}
 
 #endif
+
+// The first warpgroup does `produce`, the others `consume`, once the barriers that thread 0 has made are there.
+template <class Produce, class Consume>
+__device__ __forceinline__ void take_roles(Produce produce, Consume consume) {
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        registers_give<PRODUCER_REGISTERS>();
+        if (threadIdx.x < PRODUCERS) produce();
+    } else {
+        registers_take<CONSUMER_REGISTERS>();
+        consume();
+    }
+}
 
 // Stores accumulators to a head in a tensor [tokens, heads * dim]: `result(half, i)` of element i of the upper and the lower
 // row; `row` is this thread's upper row.

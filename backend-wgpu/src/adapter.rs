@@ -3,6 +3,7 @@
 use dropless_core::{Error, Result};
 
 use crate::BACKEND;
+use crate::device::largest_buffer;
 
 /// The environment variable that names the adapter where the options do not.
 const VARIABLE: &str = "DROPLESS_ADAPTER";
@@ -34,7 +35,7 @@ pub fn adapters() -> Vec<AdapterReport> {
             api: format!("{:?}", info.backend),
             kind: format!("{:?}", info.device_type),
             driver: format!("{} {}", info.driver, info.driver_info),
-            max_buffer_bytes: limits.max_buffer_size.min(limits.max_storage_buffer_binding_size),
+            max_buffer_bytes: largest_buffer(&limits),
         }
     };
     all().iter().enumerate().map(report).collect()

@@ -56,8 +56,7 @@ impl Gpu {
             max_immediate_size: IMMEDIATE_BYTES,
             ..defaults
         };
-        let max_buffer_bytes =
-            limits.max_buffer_size.min(limits.max_storage_buffer_binding_size) / UNIT as u64 * UNIT as u64;
+        let max_buffer_bytes = largest_buffer(&limits) / UNIT as u64 * UNIT as u64;
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("dropless"),
             required_features: wgpu::Features::IMMEDIATES,
@@ -145,6 +144,11 @@ impl Gpu {
         pipelines.insert(variant.clone(), pipeline.clone());
         Ok((pipeline, true))
     }
+}
+
+/// Bytes of the largest buffer, all of which one binding can show.
+pub(crate) fn largest_buffer(limits: &wgpu::Limits) -> u64 {
+    limits.max_buffer_size.min(limits.max_storage_buffer_binding_size)
 }
 
 /// A driver's message without its line breaks.

@@ -1,4 +1,5 @@
-//! A backend that counts the bytes of the tensors that live on another one, and sees when its rank is away.
+//! A backend around another one that counts the bytes of the tensors that live there, writes down what is asked of it, and
+//! sees when its rank is away.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -6,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use dropless_core::backend::{Caps, Event, Queue, Timings};
 use dropless_core::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Route};
 use dropless_core::{Backend, DType, Memory, Result, Tensor};
+use parking_lot::Mutex;
 
 /// See the module.
 #[derive(Debug)]
@@ -13,6 +15,20 @@ pub struct Metered<B> {
     inner: B,
     meter: Arc<Meter>,
     away: AtomicBool,
+    calls: Arc<Mutex<Vec<Call>>>,
+}
+
+/// A call that is written down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// [`Backend::read`] of so many bytes.
+    Read(usize),
+    /// [`Backend::wait`].
+    Wait,
+    /// [`Backend::grouped_gemm`].
+    Gemm,
+    /// [`Map::AdamW`].
+    AdamW,
 }
 
 #[derive(Debug, Default)]
@@ -37,7 +53,7 @@ impl Drop for Lease {
 impl<B: Backend> Metered<B> {
     /// Around a backend.
     pub fn new(inner: B) -> Metered<B> {
-        Metered { inner, meter: Arc::default(), away: AtomicBool::default() }
+        Metered { inner, meter: Arc::default(), away: AtomicBool::default(), calls: Arc::default() }
     }
 
     /// Bytes of the tensors that live now, in either memory.
@@ -48,6 +64,15 @@ impl<B: Backend> Metered<B> {
     /// The most that [`live`](Metered::live) was since the last call, which begins anew.
     pub fn take_most(&self) -> usize {
         self.meter.most.swap(self.live(), Ordering::Relaxed)
+    }
+
+    /// The calls so far, and those to come.
+    pub fn calls(&self) -> Arc<Mutex<Vec<Call>>> {
+        self.calls.clone()
+    }
+
+    fn note(&self, call: Call) {
+        self.calls.lock().push(call);
     }
 
     /// Whether the rank is [away](Backend::set_away).
@@ -75,10 +100,12 @@ impl<B: Backend> Backend for Metered<B> {
     }
 
     fn read(&self, src: &Tensor, bytes: &mut [u8]) -> Result<()> {
+        self.note(Call::Read(bytes.len()));
         self.inner.read(src, bytes)
     }
 
     fn wait(&self) -> Result<()> {
+        self.note(Call::Wait);
         self.inner.wait()
     }
 
@@ -95,6 +122,7 @@ impl<B: Backend> Backend for Metered<B> {
     }
 
     fn grouped_gemm(&self, op: &Checked<GroupedGemm<'_>>) -> Result<()> {
+        self.note(Call::Gemm);
         self.inner.grouped_gemm(op)
     }
 
@@ -125,6 +153,9 @@ impl<B: Backend> Backend for Metered<B> {
     }
 
     fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {
+        if matches!(&**op, Map::AdamW(_)) {
+            self.note(Call::AdamW);
+        }
         self.inner.map(op)
     }
 }

@@ -1,111 +1,11 @@
 //! What a training step reads back from the device: numbers to log, after its gradients, and nothing else.
 
-#![expect(clippy::unwrap_used, reason = "tests may panic")]
-
-use std::sync::{Arc, Mutex};
-
 use dropless::config::Config;
 use dropless::options::TrainOptions;
 use dropless::train;
-use dropless_core::backend::Timings;
+use dropless_core::Backend;
 use dropless_core::host::{Host, HostOptions};
-use dropless_core::ops::{AllToAll, Attention, GroupQuantize, GroupedGemm, Map, Offload, Route};
-use dropless_core::{Backend, Caps, Checked, DType, Event, Memory, Queue, Result, Tensor};
-
-/// A call that matters here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Call {
-    /// Bytes.
-    Read(usize),
-    Wait,
-    Gemm,
-    AdamW,
-}
-
-/// A backend whose calls are written down.
-#[derive(Debug)]
-struct Watched {
-    inner: Host,
-    calls: Arc<Mutex<Vec<Call>>>,
-}
-
-impl Watched {
-    fn note(&self, call: Call) {
-        self.calls.lock().unwrap().push(call);
-    }
-}
-
-impl Backend for Watched {
-    fn caps(&self) -> &Caps {
-        self.inner.caps()
-    }
-
-    fn alloc(&self, dtype: DType, shape: &[usize], memory: Memory) -> Result<Tensor> {
-        self.inner.alloc(dtype, shape, memory)
-    }
-
-    fn write(&self, dst: &Tensor, bytes: &[u8]) -> Result<()> {
-        self.inner.write(dst, bytes)
-    }
-
-    fn read(&self, src: &Tensor, bytes: &mut [u8]) -> Result<()> {
-        self.note(Call::Read(bytes.len()));
-        self.inner.read(src, bytes)
-    }
-
-    fn wait(&self) -> Result<()> {
-        self.note(Call::Wait);
-        self.inner.wait()
-    }
-
-    fn timings(&self) -> Result<Option<Timings>> {
-        self.inner.timings()
-    }
-
-    fn record(&self, queue: Queue) -> Result<Event> {
-        self.inner.record(queue)
-    }
-
-    fn wait_for(&self, queue: Queue, event: &Event) -> Result<()> {
-        self.inner.wait_for(queue, event)
-    }
-
-    fn grouped_gemm(&self, op: &Checked<GroupedGemm<'_>>) -> Result<()> {
-        self.note(Call::Gemm);
-        self.inner.grouped_gemm(op)
-    }
-
-    fn group_quantize(&self, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
-        self.inner.group_quantize(op)
-    }
-
-    fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
-        self.inner.all_to_all(op)
-    }
-
-    fn set_away(&self, away: bool) -> Result<()> {
-        self.inner.set_away(away)
-    }
-
-    fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
-        self.inner.offload(op)
-    }
-
-    fn route(&self, op: &Checked<Route<'_>>) -> Result<()> {
-        self.inner.route(op)
-    }
-
-    fn attention(&self, op: &Checked<Attention<'_>>) -> Result<()> {
-        self.inner.attention(op)
-    }
-
-    fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {
-        if matches!(&**op, Map::AdamW(_)) {
-            self.note(Call::AdamW);
-        }
-        self.inner.map(op)
-    }
-}
+use dropless_tests::metered::{Call, Metered};
 
 #[test]
 fn a_step_reads_back_what_it_logs_and_nothing_else() {
@@ -124,12 +24,12 @@ fn a_step_reads_back_what_it_logs_and_nothing_else() {
         "data.validation_fraction=0.003",
     ];
     let config = Config::load(None, &small.map(str::to_owned)).unwrap();
-    let calls = Arc::new(Mutex::new(Vec::new()));
-    let inner = Host::new(HostOptions::default()).unwrap();
-    let ranks: Vec<Box<dyn Backend>> = vec![Box::new(Watched { inner, calls: calls.clone() })];
+    let rank = Metered::new(Host::new(HostOptions::default()).unwrap());
+    let calls = rank.calls();
+    let ranks: Vec<Box<dyn Backend>> = vec![Box::new(rank)];
     train::run_on(ranks, &config, &TrainOptions { out: out.path().into(), ..TrainOptions::default() }).unwrap();
 
-    let calls = calls.lock().unwrap();
+    let calls = calls.lock();
     // Before the first product, the ranks compare their configurations.
     let mut calls = &calls[calls.iter().position(|&call| call == Call::Gemm).unwrap()..];
     let experts = 4 * config.model.n_routed_experts;
