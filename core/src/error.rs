@@ -70,7 +70,10 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// `Err(Error::Argument)` unless `ok`; the strings are built only on failure.
-pub(crate) fn ensure(
+///
+/// # Errors
+/// [`Error::Argument`] unless `ok`.
+pub fn ensure(
     ok: bool,
     op: &'static str,
     field: &'static str,

@@ -2,16 +2,14 @@
 //!
 //! Read in this order: [`backend`] (the trait), [`ops`] (one file per op: arguments, checks, the specification in
 //! plain Rust), [`numerics`] (number formats and the tensor-core models), [`host`] (the backend that runs the
-//! specification on CPU threads), [`nn`] and [`moe`] (the layers over any backend). `NUMERICS.md` in the
-//! repository root is the contract these modules implement.
+//! specification on CPU threads). `NUMERICS.md` in the repository root is the contract these modules implement; models
+//! over any backend are the crate `dropless-model`.
 
 pub mod backend;
 pub mod error;
 pub mod exchange;
 pub mod host;
 pub mod lockstep;
-pub mod moe;
-pub mod nn;
 pub mod numerics;
 pub mod ops;
 pub mod params;

@@ -2,13 +2,13 @@
 //! any backend; and the same layer in f64.
 
 use dropless_core::host::{Host, HostOptions};
-use dropless_core::moe::{Moe, MoeExperts, MoePolicy, MoeSaved, Recipe, Router};
-use dropless_core::nn::{Mlp, Tokens, Weight};
 use dropless_core::numerics::bf16;
 use dropless_core::numerics::philox::philox4x32;
 use dropless_core::numerics::reduce::tree;
 use dropless_core::ops::{Fill, Score};
 use dropless_core::{Backend, DType, Group, Memory, NumericModel, Result, Tensor};
+use dropless_model::moe::{Moe, MoeExperts, MoePolicy, MoeSaved, Recipe, Router};
+use dropless_model::nn::{Mlp, Tokens, Weight};
 
 /// A layer and its input, on all ranks together.
 #[derive(Clone, Debug)]
@@ -194,11 +194,11 @@ impl Problem {
         let mine = |name: u32, n: usize, k: usize, factor: f32| {
             let all = scaled(random(name, self.experts * n * k), factor);
             let part = &all[first * n * k..(first + local) * n * k];
-            Weight { value: put(b, element, &[local, n, k], part), grad: zeros(b, &[expert_shards, local, n, k]) }
+            Weight { value: put(b, element, &[local, n, k], part), grad: Some(zeros(b, &[expert_shards, local, n, k])) }
         };
         let dense = |name: u32, n: usize, k: usize| Weight {
             value: put(b, element, &[1, n, k], &scaled(random(name, n * k), 0.2)),
-            grad: zeros(b, &[shards, n, k]),
+            grad: Some(zeros(b, &[shards, n, k])),
         };
         let mut bias = self.bias.clone();
         if let Some(favourite) = self.favourite {
@@ -208,7 +208,7 @@ impl Problem {
             router: Router {
                 weight: Weight {
                     value: put(b, DType::F32, &[1, self.experts, self.h], &self.router_weight()),
-                    grad: zeros(b, &[shards, self.experts, self.h]),
+                    grad: Some(zeros(b, &[shards, self.experts, self.h])),
                 },
                 bias: Some(put(b, DType::F32, &[self.experts], &bias)),
                 score: self.score,
@@ -286,9 +286,10 @@ impl Operands {
 
     /// Sets to zero what a pass adds to.
     pub fn clear(&self, b: &dyn Backend) {
-        let shared = self.layer.shared.iter().flat_map(|mlp| [&mlp.gate_up.grad, &mlp.down.grad]);
-        let grads = [&self.layer.router.weight.grad, &self.layer.gate_up.grad, &self.layer.down.grad];
-        for out in grads.into_iter().chain(shared).chain([&self.counts]) {
+        let shared = self.layer.shared.iter().flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
+        let weights = [&self.layer.router.weight, &self.layer.gate_up, &self.layer.down];
+        let grads = weights.into_iter().chain(shared).map(|w| w.grad().unwrap());
+        for out in grads.chain([&self.counts]) {
             Fill { out, value: 0.0 }.run(b).unwrap();
         }
     }
@@ -305,7 +306,7 @@ impl Operands {
     pub fn queue(&self, b: &dyn Backend) -> Result<Results> {
         let Operands { layer, tokens, x, residual, dy, counts, experts, policy } = self;
         let mut saved = MoeSaved::default();
-        let y = layer.forward(b, tokens, experts, x, None, residual, counts, *policy, &mut saved)?;
+        let y = layer.forward(b, tokens, experts, x, None, Some(residual), counts, *policy, &mut saved)?;
         let (ids, balance) = (saved.choice()?.0.clone(), saved.balance_loss().cloned());
         let dx = layer.backward(b, tokens, experts, x, dy, saved)?;
         Ok(Results { y, dx, ids, balance })
@@ -316,7 +317,7 @@ impl Operands {
         let Operands { layer, tokens, counts, .. } = self;
         let shared = layer.shared.as_ref().map_or(Vec::new(), |m| {
             // Parts of gate_up and of down, shard by shard.
-            let (g, d) = (get(b, &m.gate_up.grad), get(b, &m.down.grad));
+            let (g, d) = (get(b, m.gate_up.grad().unwrap()), get(b, m.down.grad().unwrap()));
             let shards = tokens.shards();
             (0..shards)
                 .flat_map(|s| {
@@ -328,10 +329,10 @@ impl Operands {
         Outcome {
             y: get(b, &results.y),
             dx: get(b, &results.dx),
-            router: get(b, &layer.router.weight.grad),
+            router: get(b, layer.router.weight.grad().unwrap()),
             shared,
-            gate_up: get(b, &layer.gate_up.grad),
-            down: get(b, &layer.down.grad),
+            gate_up: get(b, layer.gate_up.grad().unwrap()),
+            down: get(b, layer.down.grad().unwrap()),
             counts: b.download(counts).unwrap(),
             ids: b.download(&results.ids).unwrap(),
             balance: results.balance.as_ref().map_or(Vec::new(), |t| b.download(t).unwrap()),

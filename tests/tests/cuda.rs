@@ -9,11 +9,11 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dropless_core::host::{Host, HostOptions};
-use dropless_core::moe::{MoePolicy, Recipe};
-use dropless_core::nn::{MlpPolicy, Policy};
 use dropless_core::ops::{AdamW, Cast, Fill, GemmKind, GroupedGemm, Offload, Operand, SumSquares};
 use dropless_core::{Backend, DType, Error, Memory, Queue, Tensor};
 use dropless_cuda::{Cuda, CudaOptions};
+use dropless_model::moe::{MoePolicy, Recipe};
+use dropless_model::nn::{MlpPolicy, Policy};
 use dropless_tests::differential::Random;
 use dropless_tests::moe::{Problem, problem};
 

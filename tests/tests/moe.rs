@@ -3,10 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use dropless_core::host::{Host, HostOptions};
-use dropless_core::moe::{Moe, MoePolicy, MoeSaved, Recipe};
-use dropless_core::nn::{MlpPolicy, Policy, Tokens};
 use dropless_core::ops::Fill;
 use dropless_core::{Backend, DType, Error, Memory, NumericModel};
+use dropless_model::moe::{Moe, MoePolicy, MoeSaved, Recipe};
+use dropless_model::nn::{MlpPolicy, Policy, Tokens};
 use dropless_tests::metered::Metered;
 use dropless_tests::moe::{Outcome, Problem, distance, get, problem, put, random, reference};
 
@@ -208,10 +208,12 @@ fn b011_a_rank_without_tokens_of_its_own_takes_part() {
                 let experts = layer.prepare(b).unwrap();
                 let mut saved = MoeSaved::default();
                 let policy = MoePolicy::default();
-                let y = layer.forward(b, &tokens, &experts, &x, None, &residual, &counts, policy, &mut saved).unwrap();
+                let y = layer
+                    .forward(b, &tokens, &experts, &x, None, Some(&residual), &counts, policy, &mut saved)
+                    .unwrap();
                 assert_eq!(y.shape(), [5 * mine, p.h]);
                 let dx = layer.backward(b, &tokens, &experts, &x, &dy, saved).unwrap();
-                (get(b, &y), get(b, &dx), get(b, &layer.gate_up.grad))
+                (get(b, &y), get(b, &dx), get(b, layer.gate_up.grad().unwrap()))
             };
             let threads: Vec<_> = hosts.into_iter().map(|host| s.spawn(move || rank(host))).collect();
             threads.into_iter().map(|t| t.join().unwrap()).collect()

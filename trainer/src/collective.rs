@@ -1,18 +1,9 @@
 //! What the ranks tell each other. They may live in different processes, so all of it goes through the backend's exchange.
 
-use dropless_core::ops::AllToAll;
-use dropless_core::{Backend, DType, Error as CoreError, Group, Memory, Tensor};
+use dropless_core::{Backend, DType, Error as CoreError, Group};
+use dropless_model::collective::gather;
 
 use crate::error::{Error, Result};
-
-/// All members' values of one tensor, `[members, ...]`.
-pub(crate) fn gather(backend: &dyn Backend, group: Group, x: &Tensor) -> Result<Tensor> {
-    let mut shape = vec![backend.caps().size(group)];
-    shape.extend(x.shape());
-    let all = backend.alloc(x.dtype(), &shape, Memory::Device)?;
-    AllToAll { group, send: x, recv: &all, counts: None }.run_in_order(backend)?;
-    Ok(all)
-}
 
 /// Everyone's number, by rank.
 pub(crate) fn gather_number(backend: &dyn Backend, mine: u32) -> Result<Vec<u32>> {

@@ -54,6 +54,19 @@ pub enum Error {
     Core(#[from] dropless_core::Error),
 }
 
+impl From<dropless_model::Error> for Error {
+    fn from(error: dropless_model::Error) -> Error {
+        use dropless_model::Error as E;
+        match error {
+            E::Config(what) => Error::Config(what),
+            E::Checkpoint { path, what } => Error::Checkpoint { path, what },
+            E::Io { path, source } => Error::Io { path, source },
+            E::Core(error) => Error::Core(error),
+            other => Error::Usage(other.to_string()),
+        }
+    }
+}
+
 /// A result with the program's [`enum@Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 

@@ -3,15 +3,15 @@
 //! Each token is computed from the whole visible context. A row's bits do not depend on what stands beside it, so keys and
 //! values from a cache would be the same ones.
 
-use dropless_core::nn::Tokens;
 use dropless_core::ops::NONE;
 use dropless_core::{Backend, DType};
+use dropless_model::nn::Tokens;
+use dropless_model::{Inputs, Model};
 
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, MoeConfig};
 use crate::data::END;
 use crate::error::{Error, Result};
-use crate::model::{Inputs, Model};
 use crate::options::TrainOptions;
 use crate::sample::Sampling;
 use crate::train::state;
@@ -35,7 +35,8 @@ impl Generator {
         let window = config.train.sequence_length;
         // One sequence is one shard and one piece, however the run was cut.
         let alone = Config { moe: MoeConfig { chunks: 1, expert_shards: 1, memory_budget_mb: 0 }, ..config.clone() };
-        let mut model = Model::new(&*backend, &alone, &Tokens::new(&*backend, 1, window, 1)?)?;
+        let tokens = Tokens::new(&*backend, 1, window, 1)?;
+        let mut model = Model::new(&*backend, &alone.model.architecture(), &alone.inference(), &tokens)?;
         state::load(&*backend, &mut model, &checkpoint.weights, None)?;
         Ok(Generator { backend, model, window })
     }

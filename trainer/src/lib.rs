@@ -1,7 +1,8 @@
 //! Training of Mixture-of-Experts language models that never drop a token: the program `dropless` as a library.
 //!
-//! Read in this order: [`config`] (every key), [`data`] (text to batches), [`schedule`] and [`init`] (pure functions of
-//! step and seed), [`model`], [`train`] (the steps), [`checkpoint`] (what a run leaves behind), [`cli`] (the commands).
+//! Read in this order: [`config`] (every key), [`data`] (text to batches), [`schedule`] (a pure function of the step),
+//! [`train`] (the steps), [`checkpoint`] (what a run leaves behind), [`cli`] (the commands). The model itself is
+//! [`dropless_model`].
 
 mod backends;
 pub mod bench;
@@ -11,12 +12,9 @@ mod collective;
 pub mod config;
 pub mod data;
 pub mod error;
-pub mod flops;
 pub mod generate;
-pub mod init;
 mod memory;
 pub mod metrics;
-pub mod model;
 pub mod options;
 pub mod sample;
 pub mod schedule;

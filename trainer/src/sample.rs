@@ -1,6 +1,6 @@
 //! The choice of the next token from logits: temperature, then the nucleus of probability `top_p` (arXiv 1904.09751).
 
-use crate::init;
+use dropless_model::init;
 
 /// How to choose.
 #[derive(Clone, Copy, Debug)]

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::checkpoint::TensorFiles;
 use crate::error::Result;
+use dropless_model::hf::TensorFiles;
 
 const OUTPUT_BOUND: f64 = 1e-5;
 const GRADIENT_BOUND: f64 = 1e-4;

@@ -7,12 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use dropless::Config;
-use dropless::checkpoint::{
-    Checkpoint, NamedTensor, Save, Saved, State, TensorFiles, digest, newest, remove_incomplete, save,
-};
+use dropless::checkpoint::{Checkpoint, Save, Saved, State, digest, newest, remove_incomplete, save};
 use dropless::data::Position;
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::{Backend, Group};
+use dropless_model::hf::{NamedTensor, TensorFiles};
 use safetensors::Dtype;
 use tempfile::{TempDir, tempdir};
 

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use dropless::checkpoint::{NamedTensor, Save, State, TensorFiles, newest, save};
+use dropless::checkpoint::{Save, State, newest, save};
 use dropless::config::single;
 use dropless_core::host::{Host, HostOptions};
+use dropless_model::hf::{NamedTensor, TensorFiles};
 use tempfile::{TempDir, tempdir};
 
 /// The smallest model with every kind of layer, on a small text.

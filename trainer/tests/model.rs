@@ -3,15 +3,15 @@
 
 use std::path::Path;
 
-use dropless::checkpoint::TensorFiles;
 use dropless::config::{Config, Recipe};
-use dropless::model::{Inputs, Model};
 use dropless::options::TrainOptions;
-use dropless::train::{reference, state};
+use dropless::train::reference;
 use dropless::verify::Report;
 use dropless_core::host::{Host, HostOptions};
-use dropless_core::nn::Tokens;
 use dropless_core::{Backend, DType, NumericModel};
+use dropless_model::hf::TensorFiles;
+use dropless_model::nn::Tokens;
+use dropless_model::{Inputs, Model};
 use dropless_tests::metered::Metered;
 
 fn reference_report(ranks: usize, expert_ranks: usize) -> Report {
@@ -62,8 +62,9 @@ impl Small {
     }
 
     fn model(&self, tokens: &Tokens) -> Model {
-        let mut model = Model::new(self.backend(), &self.config, tokens).unwrap();
-        state::initialise(self.backend(), &mut model, 1, 0.3).unwrap();
+        let parts = self.config.model.architecture();
+        let mut model = Model::new(self.backend(), &parts, &self.config.options(), tokens).unwrap();
+        model.initialise(self.backend(), 1, 0.3).unwrap();
         model.clear_gradients(self.backend()).unwrap();
         model
     }
@@ -86,8 +87,8 @@ impl Small {
     }
 
     fn gradients(&self, model: &Model) -> Vec<(String, Vec<f32>)> {
-        let sums = model.params.reduce_shards(self.backend()).unwrap();
-        let all = model.params.gradients(&sums).unwrap();
+        let sums = model.state.as_ref().unwrap().reduce_shards(self.backend(), &model.params).unwrap();
+        let all = sums.by_name(&model.params).unwrap();
         all.into_iter().map(|(name, t)| (name, self.backend().download(&t).unwrap())).collect()
     }
 }

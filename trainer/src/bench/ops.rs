@@ -13,8 +13,8 @@ use dropless_core::ops::{
 use dropless_core::{Backend, DType, Memory, NumericModel, Result, Tensor};
 
 use super::{medians, peer};
-use crate::init;
 use crate::options::{BackendKind, TrainOptions};
+use dropless_model::init;
 
 /// How long a sample takes at least.
 const SAMPLE: Duration = Duration::from_millis(5);

@@ -91,7 +91,7 @@ struct Draws(u64);
 impl Draws {
     fn unit(&mut self) -> f64 {
         self.0 += 1;
-        f64::from(crate::init::block([7, 0], self.0)[0]) / 4_294_967_296.0
+        f64::from(dropless_model::init::block([7, 0], self.0)[0]) / 4_294_967_296.0
     }
 
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below `n`")]

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::tensors::{self, TensorFiles};
+use dropless_model::hf::tensors::{self, TensorFiles};
+
 use super::{FOLDER, FORMAT, Manifest, STATE, State};
 use crate::error::{Error, Result};
 

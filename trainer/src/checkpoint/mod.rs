@@ -13,13 +13,11 @@
 mod digest;
 mod find;
 mod save;
-mod tensors;
 
 pub use digest::digest;
 pub use find::{Checkpoint, Found, newest, remove_incomplete};
 pub(crate) use save::text;
 pub use save::{Save, Saved, directory, save};
-pub use tensors::{NamedTensor, TensorFiles};
 
 use std::collections::BTreeMap;
 
@@ -27,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::data::Position;
-use tensors::FileRecord;
+use dropless_model::hf::tensors::FileRecord;
 
 /// What a run needs besides tensors to go on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

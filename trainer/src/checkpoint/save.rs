@@ -6,10 +6,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use dropless_core::{Backend, Group};
+use dropless_model::hf::tensors::{self, FileRecord, NamedTensor};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::tensors::{self, FileRecord, NamedTensor};
 use super::{FOLDER, FORMAT, Manifest, STATE, State, digest, find};
 use crate::collective::{agree, broadcast};
 use crate::error::{Error, Result};

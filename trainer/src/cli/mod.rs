@@ -25,7 +25,6 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use dropless_core::host::Simd;
 use dropless_cuda::{Exchange, World};
 
-use crate::checkpoint::TensorFiles;
 use crate::checkpoint::{Checkpoint, newest};
 use crate::config::{Numerics, Recipe};
 use crate::error::{Error, Result};
@@ -35,6 +34,7 @@ use crate::sample::Sampling;
 use crate::train::reference;
 use crate::verify::Report;
 use crate::{bench, train as training};
+use dropless_model::hf::TensorFiles;
 
 /// Trains Mixture-of-Experts language models that never drop a token, with the same bits on every backend.
 #[derive(Debug, Parser)]

@@ -1,6 +1,6 @@
 //! The rules that values have to keep together. Each is one line naming fields and values.
 
-use super::{Config, ModelConfig, Recipe, Schedule, TrainConfig, single};
+use super::{Config, Recipe, Schedule, TrainConfig, single};
 use crate::error::{Error, Result};
 
 fn need(ok: bool, message: impl FnOnce() -> String) -> Result<()> {
@@ -21,8 +21,6 @@ const LARGE: f64 = 1e6;
 const MOST_STEPS: u64 = 1 << 53;
 /// Tokens are counted in 32 bits on the device.
 const MOST_TOKENS: usize = 1 << 31;
-/// With fewer parameters, no size of a tensor overflows.
-const MOST_PARAMETERS: f64 = 1e13;
 
 impl Config {
     /// Verifies the whole configuration for a number of ranks, of which `expert_ranks` share one set of experts, before
@@ -33,15 +31,16 @@ impl Config {
     pub fn check(&self, ranks: usize, expert_ranks: usize) -> Result<()> {
         self.model.check()?;
         self.train.check()?;
-        let (model, train) = (&self.model, &self.train);
-        let experts = model.n_routed_experts;
+        let (model, train) = (self.model.architecture(), &self.train);
+        let (names, moe) = (&model.names, model.moe());
+        let (experts_key, experts) = (names.experts_key, moe.map_or(0, |moe| moe.experts));
         need(ranks > 0, || "--ranks is 0, expected at least 1".into())?;
         need(expert_ranks > 0 && ranks.is_multiple_of(expert_ranks), || {
             format!("--expert-parallel is {expert_ranks}, which does not divide --ranks, {ranks}")
         })?;
         need(experts.is_multiple_of(expert_ranks), || {
             format!(
-                "model.n_routed_experts is {experts}, which {expert_ranks} ranks do not divide (expert parallelism needs \
+                "model.{experts_key} is {experts}, which {expert_ranks} ranks do not divide (expert parallelism needs \
                  equal shares)"
             )
         })?;
@@ -67,19 +66,26 @@ impl Config {
                  {ranks}, --expert-parallel {expert_ranks})"
             )
         })?;
-        let (sequence, longest) = (train.sequence_length, model.max_position_embeddings);
+        let (sequence, longest) = (train.sequence_length, model.max_positions);
         need(sequence <= longest, || {
             format!("train.sequence_length is {sequence}, but model.max_position_embeddings is {longest}")
         })?;
         if train.recipe == Recipe::Mxfp8 {
-            for (name, value) in
-                [("hidden_size", model.hidden_size), ("moe_intermediate_size", model.moe_intermediate_size)]
-            {
+            for (name, value) in [("hidden_size", model.hidden), (names.width_key, moe.map_or(0, |moe| moe.width))] {
                 need(value.is_multiple_of(32), || {
                     format!("model.{name} is {value}, but train.recipe \"mxfp8\" needs a multiple of its block of 32")
                 })?;
             }
         }
+        let biased = moe.is_some_and(|moe| moe.selection_bias);
+        need(biased || train.bias_update_rate == 0.0, || {
+            let family = self.model.family();
+            format!(
+                "train.bias_update_rate is {}, but {family} has no selection bias: set it to 0 and balance by \
+                 train.aux_loss_coefficient",
+                train.bias_update_rate
+            )
+        })?;
         positive(&[("moe.chunks", self.moe.chunks)])?;
         let shard = train.micro_batch_size / train.grad_shards * sequence;
         need(shard.is_multiple_of(self.moe.chunks), || {
@@ -96,11 +102,11 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] with the first rule that does not hold.
     pub fn check_data(&self) -> Result<()> {
-        need(self.model.vocab_size >= BYTE_VOCAB, || {
+        let vocab_size = self.model.architecture().vocab;
+        need(vocab_size >= BYTE_VOCAB, || {
             format!(
-                "model.vocab_size is {}, but data.tokenizer \"byte\" needs at least {BYTE_VOCAB} (256 bytes and the end \
-                 of a document)",
-                self.model.vocab_size
+                "model.vocab_size is {vocab_size}, but data.tokenizer \"byte\" needs at least {BYTE_VOCAB} (256 bytes and \
+                 the end of a document)"
             )
         })?;
         let fraction = self.data.validation_fraction;
@@ -175,104 +181,6 @@ const MAY_CHANGE: &[&str] = &[
     "activations.gate_up",
     "activations.expert_hidden",
 ];
-
-impl ModelConfig {
-    /// Verifies the architecture on its own.
-    ///
-    /// # Errors
-    /// [`Error::Config`] with the first rule that does not hold.
-    pub fn check(&self) -> Result<()> {
-        positive(&[
-            ("model.vocab_size", self.vocab_size),
-            ("model.hidden_size", self.hidden_size),
-            ("model.num_hidden_layers", self.num_hidden_layers),
-            ("model.num_attention_heads", self.num_attention_heads),
-            ("model.kv_lora_rank", self.kv_lora_rank),
-            ("model.qk_nope_head_dim", self.qk_nope_head_dim),
-            ("model.qk_rope_head_dim", self.qk_rope_head_dim),
-            ("model.v_head_dim", self.v_head_dim),
-            ("model.n_routed_experts", self.n_routed_experts),
-            ("model.num_experts_per_tok", self.num_experts_per_tok),
-            ("model.n_group", self.n_group),
-            ("model.topk_group", self.topk_group),
-            ("model.moe_intermediate_size", self.moe_intermediate_size),
-            ("model.max_position_embeddings", self.max_position_embeddings),
-        ])?;
-        let (dense, layers) = (self.first_k_dense_replace, self.num_hidden_layers);
-        need(dense <= layers, || {
-            format!("model.first_k_dense_replace is {dense}, but model.num_hidden_layers is {layers}")
-        })?;
-        need(dense == 0 || self.intermediate_size > 0, || {
-            format!("model.intermediate_size is 0, but model.first_k_dense_replace asks for {dense} dense layers")
-        })?;
-        self.check_routing()?;
-        let parameters = self.parameters();
-        need(parameters <= MOST_PARAMETERS, || {
-            format!("[model] describes about {parameters:.1e} parameters, expected at most {MOST_PARAMETERS:.0e}")
-        })?;
-        need(self.qk_rope_head_dim.is_multiple_of(2), || {
-            format!("model.qk_rope_head_dim is {}, but rotary positions turn pairs", self.qk_rope_head_dim)
-        })?;
-        need(self.num_nextn_predict_layers <= 1, || {
-            format!("model.num_nextn_predict_layers is {}, expected 0 or 1", self.num_nextn_predict_layers)
-        })?;
-        between("model.routed_scaling_factor", self.routed_scaling_factor, 0.0, LARGE)?;
-        between("model.rms_norm_eps", self.rms_norm_eps, 0.0, 1.0)?;
-        between("model.rope_theta", self.rope_theta, 1.0, 1e12)?;
-        between("model.initializer_range", self.initializer_range, 0.0, LARGE)?;
-        if let Some(rope) = &self.rope_scaling {
-            between("model.rope_scaling.factor", rope.factor, 1.0, LARGE)?;
-            positive(&[(
-                "model.rope_scaling.original_max_position_embeddings",
-                rope.original_max_position_embeddings,
-            )])?;
-            need(rope.beta_fast > rope.beta_slow && rope.beta_slow > 0.0, || {
-                format!(
-                    "model.rope_scaling.beta_fast is {} and beta_slow is {}, expected beta_fast > beta_slow > 0",
-                    rope.beta_fast, rope.beta_slow
-                )
-            })?;
-            between("model.rope_scaling.beta_fast", rope.beta_fast, 0.0, LARGE)?;
-            between("model.rope_scaling.mscale", rope.mscale, 0.0, LARGE)?;
-            between("model.rope_scaling.mscale_all_dim", rope.mscale_all_dim, 0.0, LARGE)?;
-        }
-        Ok(())
-    }
-
-    /// About how many parameters there are: those of the matrices, as if each layer were both dense and sparse.
-    fn parameters(&self) -> f64 {
-        let [h, layers, heads] = [self.hidden_size, self.num_hidden_layers, self.num_attention_heads].map(|n| n as f64);
-        let [nope, rope, v] = [self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim].map(|n| n as f64);
-        let [q_rank, kv_rank] = [self.q_lora_rank, self.kv_lora_rank].map(|n| n as f64);
-        let q = heads * (nope + rope) * if q_rank == 0.0 { h } else { q_rank } + q_rank * h;
-        let kv = kv_rank * (h + heads * (nope + v)) + rope * h;
-        let experts = (self.n_routed_experts as f64 + self.n_shared_experts as f64) * self.moe_intermediate_size as f64;
-        let feed = 3.0 * h * (self.intermediate_size as f64 + experts) + h * self.n_routed_experts as f64;
-        2.0 * self.vocab_size as f64 * h + (layers + 1.0) * (q + kv + heads * v * h + feed)
-    }
-
-    fn check_routing(&self) -> Result<()> {
-        let (experts, k) = (self.n_routed_experts, self.num_experts_per_tok);
-        let (groups, top_groups) = (self.n_group, self.topk_group);
-        need(k <= experts, || {
-            format!(
-                "model.num_experts_per_tok is {k}, but model.n_routed_experts is {experts} (a token visits each at most \
-                 once)"
-            )
-        })?;
-        need(experts.is_multiple_of(groups), || {
-            format!("model.n_group is {groups}, which does not divide model.n_routed_experts, {experts}")
-        })?;
-        need(top_groups <= groups, || format!("model.topk_group is {top_groups}, but model.n_group is {groups}"))?;
-        let eligible = top_groups * (experts / groups);
-        need(k <= eligible, || {
-            format!(
-                "model.num_experts_per_tok is {k}, but model.topk_group {top_groups} of {groups} groups leaves only \
-                 {eligible} eligible experts"
-            )
-        })
-    }
-}
 
 impl TrainConfig {
     fn check(&self) -> Result<()> {

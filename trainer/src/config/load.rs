@@ -8,40 +8,58 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::Config;
+use super::{Config, ModelConfig};
 use crate::error::{Error, Result};
 
-/// The defaults, and the list of all keys.
+/// The defaults, of DeepSeek-V3; together with [`ModelConfig::keys`] the list of all keys.
 const DEFAULT: &str = include_str!("../../../configs/default.toml");
+/// What the other families have instead: their `[model]`, and keys of other sections that they need otherwise.
+const FAMILIES: &[(&str, &str)] = &[
+    ("qwen3_moe", include_str!("../../../configs/qwen3_moe.toml")),
+    ("mixtral", include_str!("../../../configs/mixtral.toml")),
+];
+/// The section of the architecture, and its key that says whose keys the others are.
+const MODEL: &str = "model";
+const FAMILY: &str = "family";
 
-/// Keys that the defaults leave out: with them [`DEFAULT`] names every key there is.
-const OPTIONAL: &str = r#"
-[model.rope_scaling]
-type = "yarn"
-factor = 1.0
-original_max_position_embeddings = 1
-beta_fast = 1.0
-beta_slow = 1.0
-mscale = 1.0
-mscale_all_dim = 1.0
-"#;
+/// The keys of `model.rope_scaling`, of all its types.
+const ROPE_SCALING: &[&str] = &[
+    "type",
+    "factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "attention_factor",
+    "truncate",
+    "low_freq_factor",
+    "high_freq_factor",
+];
 
 impl Config {
-    /// The defaults, overridden by the file and then by `overrides` of the form `section.key=value` (values in TOML;
-    /// what is no TOML value is a string).
+    /// The defaults of the family that the file or `overrides` name, overridden by the file and then by `overrides` of the
+    /// form `section.key=value` (values in TOML; what is no TOML value is a string).
     ///
     /// # Errors
     /// [`Error::Config`] for a file that cannot be read, is not TOML, or has an unknown key or a wrong type.
     pub fn load(file: Option<&Path>, overrides: &[String]) -> Result<Config> {
-        let mut table = parse(DEFAULT, "configs/default.toml")?;
+        let mut layers = Vec::new();
         if let Some(path) = file {
             let name = path.display().to_string();
             let text = fs::read_to_string(path).map_err(|e| Error::Config(format!("{name}: {e}")))?;
-            let user = parse(&text, &name)?;
-            reject_unknown(&user, &name)?;
+            layers.push((parse(&text, &name)?, name));
+        }
+        for text in overrides {
+            layers.push((parse_override(text)?, "--set".to_owned()));
+        }
+        let family = layers.iter().rev().find_map(|(table, _)| family(table));
+        let mut table = defaults(family.as_deref())?;
+        for (user, name) in layers {
+            reject_unknown(&user, &table, &name)?;
             overlay(&mut table, user);
         }
-        from_table(with_overrides(table, overrides)?)
+        from_table(table)
     }
 
     /// This configuration with `overrides` as in [`load`](Config::load).
@@ -49,7 +67,13 @@ impl Config {
     /// # Errors
     /// [`Error::Config`].
     pub fn with(&self, overrides: &[String]) -> Result<Config> {
-        from_table(with_overrides(parse(&self.to_toml(), "configuration")?, overrides)?)
+        let mut table = parse(&self.to_toml(), "configuration")?;
+        for text in overrides {
+            let user = parse_override(text)?;
+            reject_unknown(&user, &table, "--set")?;
+            overlay(&mut table, user);
+        }
+        from_table(table)
     }
 
     /// The configuration as TOML, every key present.
@@ -82,12 +106,22 @@ fn one_line(message: &str) -> String {
     message.trim().replace('\n', "; ")
 }
 
-fn with_overrides(mut table: Table, overrides: &[String]) -> Result<Table> {
-    for text in overrides {
-        let user = parse_override(text)?;
-        reject_unknown(&user, "--set")?;
-        overlay(&mut table, user);
-    }
+/// The family that a table names.
+fn family(table: &Table) -> Option<String> {
+    Some(table.get(MODEL)?.get(FAMILY)?.as_str()?.to_owned())
+}
+
+/// Every key's default for a family; that of [`DEFAULT`] if None.
+fn defaults(family: Option<&str>) -> Result<Table> {
+    let mut table = parse(DEFAULT, "configs/default.toml")?;
+    let (name, text) = match FAMILIES.iter().find(|(name, _)| Some(*name) == family) {
+        Some(found) => found,
+        // An unknown one is refused, with the known ones, where the model's configuration is read.
+        None => return Ok(table),
+    };
+    let family = parse(text, &format!("configs/{name}.toml"))?;
+    table.remove(MODEL);
+    overlay(&mut table, family);
     Ok(table)
 }
 
@@ -116,14 +150,18 @@ fn overlay(base: &mut Table, top: Table) {
     }
 }
 
-fn reject_unknown(user: &Table, name: &str) -> Result<()> {
-    let mut known = paths(&parse(DEFAULT, "configs/default.toml")?);
-    known.extend(paths(&parse(OPTIONAL, "configs/default.toml")?));
+/// Fails at the first key of `user` that a configuration like `table` does not have.
+fn reject_unknown(user: &Table, table: &Table, name: &str) -> Result<()> {
+    let mut known = paths(table);
+    let family = family(table).unwrap_or_default();
+    known.extend(ModelConfig::keys(&family).unwrap_or_default().iter().map(|key| format!("{MODEL}.{key}")));
+    known.extend(ROPE_SCALING.iter().map(|key| format!("{MODEL}.rope_scaling.{key}")));
     match paths(user).into_iter().find(|path| !known.contains(path)) {
         None => Ok(()),
         Some(path) => {
             let nearest = nearest(&path, &known);
-            Err(Error::Config(format!("{name}: unknown key {path}, did you mean {nearest}?")))
+            let of = if path.starts_with(MODEL) { format!(" of {family}") } else { String::new() };
+            Err(Error::Config(format!("{name}: unknown key {path}{of}, did you mean {nearest}?")))
         }
     }
 }

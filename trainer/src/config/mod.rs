@@ -1,15 +1,23 @@
 //! The configuration: every key, its type and its meaning. `configs/default.toml` holds the defaults, with comments.
 //!
 //! [`Config::load`] reads a file and overrides (`load.rs`), [`Config::check`] verifies it as a whole (`check.rs`),
-//! [`ModelConfig::from_hf`] and [`ModelConfig::to_hf`] speak the Hugging Face form of a model (`hf.rs`).
+//! [`ModelConfig`] and its families are those of [`dropless_model`].
 
 mod check;
-mod hf;
 mod load;
 
 use serde::{Deserialize, Serialize};
 
 use dropless_core::NumericModel;
+
+pub use dropless_model::moe::Recipe;
+pub use dropless_model::nn::Policy;
+pub use dropless_model::{Activations, ModelConfig, single};
+
+use dropless_model::Options;
+use dropless_model::optimizer::{AdamWConfig, StepNumbers};
+
+use crate::schedule;
 
 /// Everything that a run depends on, but for where it runs ([`crate::options::TrainOptions`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,116 +33,6 @@ pub struct Config {
     pub activations: Activations,
     /// The text.
     pub data: DataConfig,
-}
-
-/// The DeepSeek-V3 architecture, in the names of its Hugging Face `config.json`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ModelConfig {
-    /// Number of token ids.
-    pub vocab_size: usize,
-    /// Width of the residual stream, H.
-    pub hidden_size: usize,
-    /// Width of a dense layer's MLP.
-    pub intermediate_size: usize,
-    /// Width of an expert, I.
-    pub moe_intermediate_size: usize,
-    /// Number of layers.
-    pub num_hidden_layers: usize,
-    /// The first layers that are dense.
-    pub first_k_dense_replace: usize,
-    /// Number of attention heads.
-    pub num_attention_heads: usize,
-    /// Rank of the query projection; 0 for a plain `q_proj`.
-    pub q_lora_rank: usize,
-    /// Rank of the key and value projection.
-    pub kv_lora_rank: usize,
-    /// Elements of a query or key without position.
-    pub qk_nope_head_dim: usize,
-    /// Elements of a query or key with rotary position.
-    pub qk_rope_head_dim: usize,
-    /// Elements of a value.
-    pub v_head_dim: usize,
-    /// Number of experts, E.
-    pub n_routed_experts: usize,
-    /// Experts that every token visits, as one MLP of `n_shared_experts * moe_intermediate_size`; 0 for none.
-    pub n_shared_experts: usize,
-    /// Experts of a token, K.
-    pub num_experts_per_tok: usize,
-    /// Groups of experts.
-    pub n_group: usize,
-    /// Groups that a token may choose from.
-    pub topk_group: usize,
-    /// Function from logits to scores.
-    pub scoring_func: ScoringFunc,
-    /// Whether a token's weights are divided by their sum.
-    pub norm_topk_prob: bool,
-    /// Factor of the weights.
-    pub routed_scaling_factor: f64,
-    /// Added to the mean square in norms.
-    pub rms_norm_eps: f64,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
-    /// Longest sequence.
-    pub max_position_embeddings: usize,
-    /// Standard deviation of the initial weights.
-    pub initializer_range: f64,
-    /// Multi-token-prediction modules, 0 or 1.
-    pub num_nextn_predict_layers: usize,
-    /// Context extension.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rope_scaling: Option<RopeScaling>,
-}
-
-/// How router logits become scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ScoringFunc {
-    /// Each on its own.
-    Sigmoid,
-    /// Over all experts.
-    Softmax,
-}
-
-/// Context extension by YaRN (arXiv 2309.00071).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RopeScaling {
-    /// The method.
-    #[serde(rename = "type")]
-    pub method: RopeMethod,
-    /// New length over original length.
-    pub factor: f64,
-    /// Original length.
-    pub original_max_position_embeddings: usize,
-    /// Rotations above which a frequency is left alone.
-    #[serde(default = "thirty_two")]
-    pub beta_fast: f64,
-    /// Rotations below which a frequency is divided by the factor.
-    #[serde(default = "one")]
-    pub beta_slow: f64,
-    /// Attention temperature of the rotary part.
-    #[serde(default = "one")]
-    pub mscale: f64,
-    /// Attention temperature of all of it.
-    #[serde(default)]
-    pub mscale_all_dim: f64,
-}
-
-fn one() -> f64 {
-    1.0
-}
-
-fn thirty_two() -> f64 {
-    32.0
-}
-
-/// The methods of [`RopeScaling`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RopeMethod {
-    /// YaRN.
-    Yarn,
 }
 
 /// The training run.
@@ -219,20 +117,6 @@ impl From<Numerics> for NumericModel {
     }
 }
 
-/// The precision of operands. Master weights, gradients and optimizer state are f32 in all of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Recipe {
-    /// Everything f32.
-    F32,
-    /// Weights and activations bf16.
-    Bf16,
-    /// The experts' products in MXFP8, the rest as `Bf16`.
-    Mxfp8,
-    /// The experts' products in FP8 blocks, the rest as `Bf16`.
-    Fp8Block,
-}
-
 /// The course of the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -253,38 +137,6 @@ pub struct MoeConfig {
     pub expert_shards: usize,
     /// Largest worst case of a piece, in 2^20 bytes; 0 for no limit.
     pub memory_budget_mb: u64,
-}
-
-/// What becomes of each class of saved activations between forward and backward.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Activations {
-    /// The normalised input of attention.
-    pub attention_input: Policy,
-    /// Queries, keys and values.
-    pub qkv: Policy,
-    /// The result of attention before the output projection.
-    pub attention_output: Policy,
-    /// The normalised input of the MLP or the experts.
-    pub mlp_input: Policy,
-    /// The rows that the experts of this rank received.
-    pub dispatched: Policy,
-    /// Gate and up projections.
-    pub gate_up: Policy,
-    /// Input of the down projection.
-    pub expert_hidden: Policy,
-}
-
-/// What becomes of a saved activation. No bit depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Policy {
-    /// It stays in device memory.
-    Keep,
-    /// It moves to host memory and back.
-    Offload,
-    /// It is dropped and computed again.
-    Recompute,
 }
 
 /// The text.
@@ -309,28 +161,50 @@ pub enum Tokenizer {
     Byte,
 }
 
-impl Activations {
-    /// Everything stays in device memory.
-    pub const KEEP: Activations = Activations {
-        attention_input: Policy::Keep,
-        qkv: Policy::Keep,
-        attention_output: Policy::Keep,
-        mlp_input: Policy::Keep,
-        dispatched: Policy::Keep,
-        gate_up: Policy::Keep,
-        expert_hidden: Policy::Keep,
-    };
+impl Config {
+    /// How the model computes in training.
+    pub fn options(&self) -> Options {
+        Options {
+            recipe: self.train.recipe,
+            chunks: self.moe.chunks,
+            memory_budget: match self.moe.memory_budget_mb {
+                0 => u64::MAX,
+                mb => mb.saturating_mul(1 << 20),
+            },
+            balance_coefficient: self.train.aux_loss_coefficient / self.train.batch_size as f64,
+            activations: self.activations,
+            training: true,
+        }
+    }
+
+    /// How it computes where nothing is trained.
+    pub fn inference(&self) -> Options {
+        Options { training: false, ..self.options() }
+    }
 }
 
 impl TrainConfig {
+    /// The optimizer's numbers.
+    pub fn adamw(&self) -> AdamWConfig {
+        AdamWConfig {
+            beta1: self.beta1,
+            beta2: self.beta2,
+            eps: self.eps,
+            weight_decay: self.weight_decay,
+            bias_update_rate: self.bias_update_rate,
+        }
+    }
+
+    /// The optimizer's numbers of a step, which count from 1.
+    pub fn step_numbers(&self, step: u64) -> StepNumbers {
+        StepNumbers {
+            learning_rate: schedule::learning_rate(self, step),
+            bias_corrections: schedule::bias_corrections(self, step),
+        }
+    }
+
     /// Tokens of a step, over all ranks.
     pub fn tokens(&self) -> usize {
         self.batch_size * self.sequence_length
     }
-}
-
-/// A configured number as the f32 that the ops take, rounded once.
-#[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest f32 is what is meant")]
-pub fn single(x: f64) -> f32 {
-    x as f32
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Batch, Corpus};
 use crate::error::{Error, Result};
-use crate::init;
+use dropless_model::init;
 
 /// The place of the next sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

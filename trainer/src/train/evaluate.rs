@@ -1,7 +1,8 @@
 //! The validation loss, while training and of a checkpoint.
 
 use dropless_core::Backend;
-use dropless_core::nn::Tokens;
+use dropless_model::Model;
+use dropless_model::nn::Tokens;
 
 use super::{inputs, ranks, state, step};
 use crate::checkpoint::Checkpoint;
@@ -9,7 +10,6 @@ use crate::collective::away;
 use crate::config::Config;
 use crate::data::{self, Corpus};
 use crate::error::Result;
-use crate::model::Model;
 use crate::options::TrainOptions;
 
 /// The loss on the validation text.
@@ -31,7 +31,7 @@ pub fn evaluate(config: &Config, checkpoint: &Checkpoint, options: &TrainOptions
     let (_, validation) = Corpus::load(config)?;
     let loss = ranks::run(options.open_ranks(config.train.numerics.into())?, |backend| {
         let tokens = inputs::tokens(backend, config)?;
-        let mut model = Model::new(backend, config, &tokens)?;
+        let mut model = Model::new(backend, &config.model.architecture(), &config.inference(), &tokens)?;
         away(&[backend], || state::load(backend, &mut model, &checkpoint.weights, None))?;
         mean_loss(backend, config, &tokens, &model, &validation, 0)
     })?;

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use dropless_core::Backend;
+use dropless_model::{Model, optimizer};
 
-use super::{inputs, optimizer, ranks, state, step};
+use super::{inputs, ranks, state, step};
 use crate::checkpoint::digest;
 use crate::collective::gather_bytes;
 use crate::config::Config;
 use crate::data::{Corpus, Position, Stream};
 use crate::error::Result;
-use crate::model::Model;
 use crate::options::TrainOptions;
 
 /// Trains from the initial weights, without files; returns the digest of weights and optimizer state, or None where the
@@ -30,13 +30,14 @@ pub fn steps_in_memory(config: &Config, options: &TrainOptions, steps: u64) -> R
 fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Corpus>, steps: u64) -> Result<String> {
     let train = &config.train;
     let tokens = inputs::tokens(backend, config)?;
-    let mut model = Model::new(backend, config, &tokens)?;
-    state::initialise(backend, &mut model, train.seed, config.model.initializer_range)?;
+    let parts = config.model.architecture();
+    let mut model = Model::new(backend, &parts, &config.options(), &tokens)?;
+    model.initialise(backend, train.seed, parts.initializer_range)?;
     let mut stream = Stream::new(text, train.sequence_length, train.seed, Position::default())?;
     for step in 1..=steps {
         let batch = stream.next_batch(train.batch_size)?;
         let (_, gradients, counts) = step::gradients(backend, config, &tokens, &model, &batch)?;
-        optimizer::update(backend, &mut model, train, &gradients, &counts, step)?;
+        optimizer::update(backend, &mut model, &train.adamw(), &gradients, &counts, train.step_numbers(step))?;
     }
     let (weights, optimizer) = state::tensors(backend, &model)?;
     let mine: Vec<(String, [u8; 32])> = weights.iter().chain(&optimizer).map(|t| (t.name.clone(), t.hash())).collect();

@@ -1,13 +1,13 @@
 //! A rank's share of a micro-step, brought to the device.
 
-use dropless_core::nn::Tokens;
 use dropless_core::ops::NONE;
 use dropless_core::{Backend, DType};
+use dropless_model::nn::Tokens;
+use dropless_model::{Inputs, NextInputs};
 
 use crate::config::{Config, single};
 use crate::data::{Batch, Share};
 use crate::error::Result;
-use crate::model::{Inputs, NextInputs};
 
 /// Targets of the multi-token-prediction module: the target of the next position of the same document.
 fn next_targets(targets: &[u32], sequence: usize) -> Vec<u32> {

@@ -1,13 +1,11 @@
 //! Training: [`run`] drives every rank through the steps of a configuration.
 //!
-//! `inputs` brings batches to the device, `step` computes gradients, `optimizer` turns those of all ranks into new weights,
-//! `state` exchanges tensors with checkpoints, `ranks` runs the ranks of this process, `in_memory` leaves no files behind,
+//! `inputs` brings batches to the device, `step` computes gradients, which the optimizer turns into new weights, `state` exchanges tensors with checkpoints, `ranks` runs the ranks of this process, `in_memory` leaves no files behind,
 //! `reference` computes another framework's model directory.
 
 mod evaluate;
 mod in_memory;
 mod inputs;
-mod optimizer;
 pub mod ranks;
 pub mod reference;
 pub mod state;
@@ -18,12 +16,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use dropless_core::nn::Tokens;
 use dropless_core::{Backend, Error as CoreError, Group, Tensor};
+use dropless_model::nn::Tokens;
+use dropless_model::optimizer::{self, Gradients};
+use dropless_model::{Architecture, Model};
 
 pub use evaluate::{Validation, evaluate};
 pub use in_memory::steps_in_memory;
-use optimizer::Gradients;
 pub use step::StepResult;
 
 use crate::checkpoint::{self, Checkpoint, Save, State};
@@ -31,11 +30,8 @@ use crate::collective::{agree, away, broadcast, gather_number, same};
 use crate::config::Config;
 use crate::data::{Corpus, Position, Stream};
 use crate::error::{Error, Result};
-use crate::flops;
 use crate::metrics::{Load, Metrics, Progress, Record, Speed};
-use crate::model::Model;
 use crate::options::TrainOptions;
-use crate::schedule;
 
 /// The file with a run's effective configuration; it is there as soon as the run has begun.
 pub const CONFIG: &str = "config.toml";
@@ -192,11 +188,12 @@ impl<'a> Rank<'a> {
         same(backend, "text", run.text.as_bytes())?;
         let from = run.resume(backend)?;
         let tokens = inputs::tokens(backend, config)?;
-        let mut model = Model::new(backend, config, &tokens)?;
+        let parts = config.model.architecture();
+        let mut model = Model::new(backend, &parts, &config.options(), &tokens)?;
         let (mut position, mut done) = (Position::default(), 0);
         let (mut saved, mut saved_step) = (None, None);
         away(&[backend], || match &from {
-            None => state::initialise(backend, &mut model, train.seed, config.model.initializer_range),
+            None => Ok(model.initialise(backend, train.seed, parts.initializer_range)?),
             Some(from) => state::load(backend, &mut model, &from.weights, Some(&from.optimizer)),
         })?;
         if let Some(Checkpoint { path, state, digest, .. }) = from {
@@ -209,7 +206,7 @@ impl<'a> Rank<'a> {
             write_config(&run.options.out, config)?;
             let progress = Progress::new(train.steps, done, train.log_interval);
             let caps = backend.caps();
-            let (total, active) = (model.params.total(caps.expert_ranks), active(config, &model, caps.expert_ranks));
+            let (total, active) = (model.params.total(caps.expert_ranks), active(&parts, &model, caps.expert_ranks));
             let shared = match caps.size(Group::Replicas) {
                 1 => String::new(),
                 replicas => format!(" ({} share the experts, {replicas} times)", caps.expert_ranks),
@@ -273,7 +270,8 @@ impl<'a> Rank<'a> {
         if !result.loss.is_finite() || !result.grad_norm.is_finite() {
             return Err(self.non_finite(step, &result, &gradients)?);
         }
-        optimizer::update(self.backend, &mut self.model, train, &gradients, &counts, step)?;
+        let numbers = train.step_numbers(step);
+        optimizer::update(self.backend, &mut self.model, &train.adamw(), &gradients, &counts, numbers)?;
         self.backend.wait()?;
         self.done = step;
         let step_s = started.elapsed().as_secs_f64();
@@ -282,11 +280,11 @@ impl<'a> Rank<'a> {
             step,
             loss: result.loss,
             grad_norm: result.grad_norm,
-            lr: schedule::learning_rate(train, step),
+            lr: numbers.learning_rate,
             speed: Speed {
                 step_s,
                 tokens: train.tokens(),
-                flops_per_token: flops::per_token(config),
+                flops_per_token: config.model.architecture().flops_per_token(train.sequence_length),
                 ranks: caps.ranks,
                 peak_flops: caps.peak_flops,
                 timings: self.backend.timings()?,
@@ -301,7 +299,7 @@ impl<'a> Rank<'a> {
     fn non_finite(&self, step: u64, result: &StepResult, gradients: &Gradients) -> Result<Error> {
         let mut tensors: Vec<(String, Tensor)> =
             self.model.params.pieces()?.into_iter().map(|piece| (piece.name, piece.value)).collect();
-        let gradients = self.model.params.gradients(&gradients.sums)?;
+        let gradients = gradients.sums.by_name(&self.model.params)?;
         tensors.extend(gradients.into_iter().map(|(name, tensor)| (format!("the gradient of {name}"), tensor)));
         let mine = away(&[self.backend], || {
             for (at, (_, tensor)) in tensors.iter().enumerate() {
@@ -362,7 +360,8 @@ impl<'a> Rank<'a> {
 }
 
 /// Parameters in the matrix products of a token: the embedding is a look-up.
-fn active(config: &Config, model: &Model, expert_ranks: usize) -> usize {
-    let m = &config.model;
-    model.params.active(m.num_experts_per_tok, m.n_routed_experts, expert_ranks) - m.vocab_size * m.hidden_size
+fn active(parts: &Architecture, model: &Model, expert_ranks: usize) -> usize {
+    let (top_k, experts) = parts.moe().map_or((0, 0), |moe| (moe.top_k, moe.experts));
+    let table = if parts.tied { 0 } else { parts.vocab * parts.hidden };
+    model.params.active(top_k, experts, expert_ranks) - table
 }

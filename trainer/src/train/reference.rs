@@ -7,12 +7,15 @@ use dropless_core::{Backend, DType, Group, NumericModel};
 
 use super::inputs::{Scales, tokens, upload};
 use super::{ranks, state, step};
-use crate::checkpoint::TensorFiles;
-use crate::collective::{away, gather};
+use dropless_model::collective::gather;
+use dropless_model::families::Names;
+use dropless_model::hf::TensorFiles;
+use dropless_model::{Architecture, Model};
+
+use crate::collective::away;
 use crate::config::{Activations, Config, ModelConfig, Recipe};
 use crate::data::Batch;
 use crate::error::{Error, Result};
-use crate::model::Model;
 use crate::options::TrainOptions;
 
 /// Tensors by name.
@@ -30,17 +33,15 @@ pub type Named = Vec<(String, Vec<f32>)>;
 pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &TrainOptions) -> Result<Option<Named>> {
     let mut model = ModelConfig::from_hf(&dir.join("config.json"))?;
     let weights = TensorFiles::open(dir, "model")?;
-    let first = format!("model.layers.{}.eh_proj.weight", model.num_hidden_layers);
-    if !weights.contains(&first) {
-        // A configuration usually names its multi-token-prediction module even where its weights are left out.
-        model.num_nextn_predict_layers = 0;
-    }
-    let batch = batch(&dir.join("expected.safetensors"), model.vocab_size)?;
+    // A configuration usually names its multi-token-prediction module even where its weights are left out.
+    model.drop_absent_modules(|name| weights.contains(name));
+    let batch = batch(&dir.join("expected.safetensors"), model.architecture().vocab)?;
     let mut config = Config::load(None, &[])?;
     config.model = model;
-    config.activations = Activations::KEEP;
+    config.activations = Activations::default();
     config.train.recipe = recipe;
     config.train.aux_loss_coefficient = 0.0;
+    config.train.bias_update_rate = 0.0;
     config.train.mtp_loss_coefficient = 0.0;
     config.train.sequence_length = batch.sequence;
     config.train.batch_size = batch.sequences();
@@ -62,15 +63,16 @@ const LOGITS: &str = "logits.f32";
 fn on_rank(backend: &dyn Backend, config: &Config, weights: &TensorFiles, batch: &Batch) -> Result<Named> {
     let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
     let tokens = tokens(backend, config)?;
-    let mut model = Model::new(backend, config, &tokens)?;
+    let parts = config.model.architecture();
+    let mut model = Model::new(backend, &parts, &config.options(), &tokens)?;
     away(&[backend], || state::load(backend, &mut model, weights, None))?;
     let share = batch.share(batch.sequences(), 0, rank, ranks);
     let inputs = upload(backend, share, batch.sequence, Scales::new(batch, None))?;
     let logits = backend.download(&model.logits(backend, &tokens, &inputs)?)?;
     let (result, gradients, _) = step::gradients(backend, config, &tokens, &model, batch)?;
     let mut out = vec![(LOGITS.to_owned(), logits), ("loss.f32".to_owned(), vec![result.loss])];
-    for (name, gradient) in model.params.gradients(&gradients.sums)? {
-        let (name, values) = (fused(&name), backend.download::<f32>(&gradient)?);
+    for (name, gradient) in gradients.sums.by_name(&model.params)? {
+        let (name, values) = (fused(&parts, &name), backend.download::<f32>(&gradient)?);
         match out.iter_mut().find(|(n, _)| *n == name) {
             Some((_, all)) => all.extend(values),
             None => out.push((name, values)),
@@ -89,11 +91,15 @@ fn on_rank(backend: &dyn Backend, config: &Config, weights: &TensorFiles, batch:
     Ok(out)
 }
 
-/// `grad.` and the name under which other frameworks hold a tensor: experts as one tensor, gate and up side by side.
-fn fused(name: &str) -> String {
+/// `grad.` and the name under which other frameworks hold a tensor in memory: experts as one tensor, gate and up side by
+/// side.
+fn fused(parts: &Architecture, name: &str) -> String {
+    let names = &parts.names;
+    let in_memory = format!(".{}.", Names::FUSED_MOE);
+    let name = name.replacen(&format!(".{}.", names.moe), &in_memory, 1);
     let Some((prefix, rest)) = name.split_once(".experts.") else { return format!("grad.{name}") };
-    let part = if rest.contains("down_proj") { "down_proj" } else { "gate_up_proj" };
-    format!("grad.{prefix}.experts.{part}")
+    let is_down = rest.ends_with(&format!(".{}.weight", names.expert.down));
+    format!("grad.{prefix}.experts.{}", if is_down { "down_proj" } else { "gate_up_proj" })
 }
 
 fn batch(path: &Path, vocabulary: usize) -> Result<Batch> {

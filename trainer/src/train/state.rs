@@ -1,11 +1,11 @@
-//! A model's tensors to and from checkpoints, and its first weights.
+//! A model's tensors to and from checkpoints.
 
 use dropless_core::{Backend, Group, Tensor};
 
-use crate::checkpoint::{NamedTensor, TensorFiles};
+use dropless_model::Model;
+use dropless_model::hf::{NamedTensor, TensorFiles};
+
 use crate::error::Result;
-use crate::init;
-use crate::model::{Initial, Model, Piece};
 
 /// What the optimizer's first moment of a weight is called in a checkpoint.
 fn first_moment(name: &str) -> String {
@@ -15,24 +15,6 @@ fn first_moment(name: &str) -> String {
 /// What the second moment is called.
 fn second_moment(name: &str) -> String {
     format!("exp_avg_sq.{name}")
-}
-
-/// The initial weights of a seed.
-///
-/// # Errors
-/// Those of the backend.
-pub fn initialise(backend: &dyn Backend, model: &mut Model, seed: u64, deviation: f64) -> Result<()> {
-    for piece in model.params.pieces()? {
-        let mut values = vec![0.0f32; piece.value.len()];
-        match piece.initial {
-            Initial::Normal => init::normal(seed, &piece.name, deviation, 0, &mut values),
-            Initial::One => values.fill(1.0),
-            Initial::Zero => {}
-        }
-        backend.write(&piece.value, bytemuck::cast_slice(&values))?;
-    }
-    model.params.refresh(backend)?;
-    model.prepare(backend)
 }
 
 /// Loads weights, and optimizer state if given.
@@ -48,15 +30,16 @@ pub fn load(
     let fill = |tensor: &Tensor, files: &TensorFiles, name: &str, shape: &[usize]| -> Result<()> {
         Ok(backend.write(tensor, bytemuck::cast_slice(&files.values(name, shape)?))?)
     };
-    for Piece { name, shape, value, moments, .. } in model.params.pieces()? {
-        fill(&value, weights, &name, &shape)?;
+    for piece in model.params.pieces()? {
+        let (name, shape) = (&piece.name, &piece.shape);
+        fill(&piece.value, weights, name, shape)?;
+        let moments = model.state.as_ref().map(|state| state.moments(&piece)).transpose()?.flatten();
         if let (Some(moments), Some(optimizer)) = (moments, optimizer) {
-            fill(&moments.m, optimizer, &first_moment(&name), &shape)?;
-            fill(&moments.v, optimizer, &second_moment(&name), &shape)?;
+            fill(&moments.m, optimizer, &first_moment(name), shape)?;
+            fill(&moments.v, optimizer, &second_moment(name), shape)?;
         }
     }
-    model.params.refresh(backend)?;
-    model.prepare(backend)
+    Ok(model.refresh(backend)?)
 }
 
 /// This rank's part of a checkpoint: weights and optimizer state. Replicated tensors are the first rank's to save, and
@@ -74,7 +57,7 @@ pub fn tensors(backend: &dyn Backend, model: &Model) -> Result<(Vec<NamedTensor>
         let named = |name: String, tensor: &Tensor| -> Result<NamedTensor> {
             Ok(NamedTensor::f32(name, &piece.shape, &backend.download::<f32>(tensor)?))
         };
-        if let Some(moments) = &piece.moments {
+        if let Some(moments) = model.state.as_ref().map(|state| state.moments(&piece)).transpose()?.flatten() {
             optimizer.push(named(first_moment(&piece.name), &moments.m)?);
             optimizer.push(named(second_moment(&piece.name), &moments.v)?);
         }

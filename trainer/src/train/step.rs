@@ -1,17 +1,17 @@
 //! One optimizer step, or one validation, on one rank.
 
-use dropless_core::nn::Tokens;
 use dropless_core::numerics::reduce::tree;
 use dropless_core::ops::{Add, Fill, SumRows};
 use dropless_core::{Backend, DType, Group, Memory, Tensor};
+use dropless_model::Model;
+use dropless_model::collective::gather;
+use dropless_model::nn::Tokens;
+use dropless_model::optimizer::{self, Gradients};
 
 use super::inputs::{Scales, upload};
-use super::optimizer::{self, Gradients};
-use crate::collective::gather;
 use crate::config::Config;
 use crate::data::Batch;
 use crate::error::Result;
-use crate::model::Model;
 
 /// What a step found, the same on every rank.
 #[derive(Clone, Debug)]
@@ -84,7 +84,7 @@ pub(super) fn gradients(
 ) -> Result<(StepResult, Gradients, Vec<Tensor>)> {
     let train = &config.train;
     let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
-    let has_next = config.model.num_nextn_predict_layers > 0;
+    let has_next = config.model.architecture().next.is_some();
     let scales = Scales::new(batch, has_next.then_some(train.mtp_loss_coefficient));
     model.clear_gradients(backend)?;
     let mut totals = Totals::new(backend, tokens.shards())?;
@@ -100,7 +100,7 @@ pub(super) fn gradients(
             totals.add(BALANCE, balance)?;
         }
     }
-    let gradients = optimizer::reduce(backend, model, train)?;
+    let gradients = optimizer::reduce(backend, model, train.max_grad_norm)?;
     let mut counts = Vec::new();
     for balancing in model.balancing() {
         counts.push(gather(backend, Group::World, &balancing.counts)?);

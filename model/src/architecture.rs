@@ -1,0 +1,100 @@
+//! What a model is made of, whatever its family: the parts, their extents, and the names of their tensors.
+
+use dropless_core::ops::Score;
+
+use crate::attention::AttentionConfig;
+use crate::families::Names;
+use crate::rope::Rope;
+
+/// A decoder of attention and MLP or Mixture-of-Experts layers.
+#[derive(Clone, Debug)]
+pub struct Architecture {
+    /// Number of token ids.
+    pub vocab: usize,
+    /// Width of the residual stream, H.
+    pub hidden: usize,
+    /// The second half of each layer.
+    pub layers: Vec<Feed>,
+    /// Attention, the same in every layer.
+    pub attention: AttentionConfig,
+    /// Rotary positions.
+    pub rope: Rope,
+    /// Added to the mean square in norms.
+    pub eps: f32,
+    /// Longest sequence.
+    pub max_positions: usize,
+    /// Standard deviation of the initial weights.
+    pub initializer_range: f64,
+    /// Whether the embedding is the output matrix, too.
+    pub tied: bool,
+    /// The second half of the layer of the multi-token-prediction module, if there is one.
+    pub next: Option<Feed>,
+    /// The names of tensors and keys.
+    pub names: Names,
+}
+
+/// The second half of a layer.
+#[derive(Clone, Debug)]
+pub enum Feed {
+    /// A SwiGLU MLP.
+    Dense {
+        /// Its width.
+        width: usize,
+    },
+    /// A Mixture-of-Experts layer.
+    Moe(MoeConfig),
+}
+
+/// A Mixture-of-Experts layer.
+#[derive(Clone, Debug)]
+pub struct MoeConfig {
+    /// Number of experts, E.
+    pub experts: usize,
+    /// Experts of a token, K.
+    pub top_k: usize,
+    /// Width of an expert, I.
+    pub width: usize,
+    /// Width of the expert that every token visits, if there is one.
+    pub shared_width: Option<usize>,
+    /// Function from logits to scores.
+    pub score: Score,
+    /// Groups of experts; 1 for none.
+    pub groups: usize,
+    /// Groups that a token may choose from.
+    pub top_groups: usize,
+    /// Whether a token's weights are divided by their sum.
+    pub normalize: bool,
+    /// Factor of the weights.
+    pub scale: f64,
+    /// Whether a bias that balances the experts is added to the scores for the choice.
+    pub selection_bias: bool,
+}
+
+impl Architecture {
+    /// Every layer's second half, that of the multi-token-prediction module last.
+    pub fn feeds(&self) -> impl Iterator<Item = &Feed> {
+        self.layers.iter().chain(&self.next)
+    }
+
+    /// The first Mixture-of-Experts layer; the others are like it. None in a dense model.
+    pub fn moe(&self) -> Option<&MoeConfig> {
+        self.feeds().find_map(|feed| match feed {
+            Feed::Moe(moe) => Some(moe),
+            Feed::Dense { .. } => None,
+        })
+    }
+
+    /// Parameters of all matrices, in f64: no extents overflow it.
+    pub(crate) fn parameters(&self) -> f64 {
+        let h = self.hidden as f64;
+        let attention = self.attention.parameters(self.hidden) as f64;
+        let feed = |feed: &Feed| match feed {
+            Feed::Dense { width } => 3.0 * h * *width as f64,
+            Feed::Moe(moe) => {
+                let widths = moe.experts as f64 * moe.width as f64 + moe.shared_width.unwrap_or(0) as f64;
+                h * (moe.experts as f64 + 3.0 * widths)
+            }
+        };
+        2.0 * self.vocab as f64 * h + self.feeds().map(|f| attention + feed(f)).sum::<f64>()
+    }
+}

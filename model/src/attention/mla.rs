@@ -1,0 +1,307 @@
+//! Multi-head latent attention (arXiv 2405.04434, section 2.1): low-rank queries, keys and values, and a rotary part that
+//! all heads' keys share.
+//!
+//! Each activation that the backward pass needs has a function here that loads it, or computes it from the ones before
+//! it and saves it. The forward pass calls the last of them; so does a backward pass after recomputation was asked for.
+
+use dropless_core::ops::{CopyColumns, Mla as MlaOp, MlaGrad, MlaShape};
+use dropless_core::{Backend, Result, Tensor};
+
+use super::softmax::{Heads, SoftmaxSaved};
+use crate::context::{Context, alloc, sum};
+use crate::nn::{Norm, Normed, Weight, dgrad, forward, wgrad};
+use crate::params::{Builder, Id, Params};
+use crate::rope::Rope;
+use crate::train_state::TrainState;
+
+/// The extents of latent attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Heads.
+    pub heads: usize,
+    /// Rank of the query projection; None for a plain one.
+    pub q_rank: Option<usize>,
+    /// Rank of the key and value projection.
+    pub kv_rank: usize,
+    /// Elements of a query or key without position.
+    pub nope: usize,
+    /// Elements of a query or key with rotary position.
+    pub rope: usize,
+    /// Elements of a value.
+    pub v: usize,
+    /// Added to the mean square in the norms of the latents, whatever the other norms add.
+    pub latent_eps: f32,
+}
+
+impl Config {
+    pub(super) fn parameters(&self, h: usize) -> usize {
+        let query = self.heads * (self.nope + self.rope);
+        let query = self.q_rank.map_or(h * query, |rank| rank * (h + query));
+        query
+            + h * (self.kv_rank + self.rope)
+            + self.kv_rank * self.heads * (self.nope + self.v)
+            + self.heads * self.v * h
+    }
+
+    pub(super) fn check(&self) -> std::result::Result<(), String> {
+        match self.rope {
+            rope if rope.is_multiple_of(2) => Ok(()),
+            rope => Err(format!("qk_rope_head_dim is {rope}, but rotary positions turn pairs")),
+        }
+    }
+
+    pub(super) fn describe(&self, builder: &mut Builder, h: usize, layer: usize) -> Description {
+        let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+        let &Config { heads, q_rank, kv_rank, nope, rope, v, .. } = self;
+        let norm = builder.norm(name("input_layernorm"), h);
+        let (q_a, q_b) = match q_rank {
+            None => (None, builder.matrix(name("self_attn.q_proj"), &[heads * (nope + rope), h])),
+            Some(rank) => {
+                let down = builder.matrix(name("self_attn.q_a_proj"), &[rank, h]);
+                let norm = builder.norm(name("self_attn.q_a_layernorm"), rank);
+                (Some((down, norm)), builder.matrix(name("self_attn.q_b_proj"), &[heads * (nope + rope), rank]))
+            }
+        };
+        Description {
+            norm,
+            q_a,
+            q_b,
+            kv_a: builder.matrix(name("self_attn.kv_a_proj_with_mqa"), &[kv_rank + rope, h]),
+            kv_norm: builder.norm(name("self_attn.kv_a_layernorm"), kv_rank),
+            kv_b: builder.matrix(name("self_attn.kv_b_proj"), &[heads * (nope + v), kv_rank]),
+            output: builder.matrix(name("self_attn.o_proj"), &[h, heads * v]),
+        }
+    }
+}
+
+/// The parameters, by their place in the arenas.
+#[derive(Debug)]
+pub(crate) struct Description {
+    norm: Id,
+    /// Down projection and norm of the queries, if they are low-rank.
+    q_a: Option<(Id, Id)>,
+    q_b: Id,
+    kv_a: Id,
+    kv_norm: Id,
+    kv_b: Id,
+    output: Id,
+}
+
+impl Description {
+    pub(super) fn build(
+        &self,
+        config: &Config,
+        rope: &Rope,
+        eps: f32,
+        params: &Params,
+        state: Option<&TrainState>,
+    ) -> Result<Mla> {
+        let weight = |id| params.weight(id, state);
+        let latent_norm = |id| Ok(Norm { weight: weight(id)?, eps: config.latent_eps });
+        let &Config { heads, nope, rope: rotary, v, .. } = config;
+        let scale = rope.softmax_scale(nope + rotary);
+        Ok(Mla {
+            norm: Norm { weight: weight(self.norm)?, eps },
+            q_a: self.q_a.map(|(down, id)| Ok((weight(down)?, latent_norm(id)?))).transpose()?,
+            q_b: weight(self.q_b)?,
+            kv_a: weight(self.kv_a)?,
+            kv_norm: latent_norm(self.kv_norm)?,
+            kv_b: weight(self.kv_b)?,
+            output: weight(self.output)?,
+            shape: MlaShape { heads, nope, rope: rotary, v },
+            heads: Heads { heads, kv_heads: heads, qk_dim: nope + rotary, v_dim: v, scale },
+        })
+    }
+}
+
+/// Latent attention with its norm and its residual.
+#[derive(Debug)]
+pub(crate) struct Mla {
+    norm: Norm,
+    q_a: Option<(Weight, Norm)>,
+    q_b: Weight,
+    kv_a: Weight,
+    kv_norm: Norm,
+    kv_b: Weight,
+    output: Weight,
+    shape: MlaShape,
+    heads: Heads,
+}
+
+/// What the backward pass needs. The low-rank latents and the per-row statistics are small and always kept.
+#[derive(Debug)]
+pub(crate) struct Saved {
+    x: Tensor,
+    normed: Normed,
+    q_latent: Option<Tensor>,
+    q_normed: Normed,
+    kv_latent: Option<(Tensor, Tensor)>,
+    kv_normed: Normed,
+    softmax: SoftmaxSaved,
+}
+
+impl Saved {
+    fn new(x: Tensor) -> Saved {
+        Saved {
+            x,
+            normed: Normed::default(),
+            q_latent: None,
+            q_normed: Normed::default(),
+            kv_latent: None,
+            kv_normed: Normed::default(),
+            softmax: SoftmaxSaved::default(),
+        }
+    }
+
+    pub(super) fn prefetch(&mut self, backend: &dyn Backend) -> Result<()> {
+        self.softmax.prefetch(backend)?;
+        [&mut self.kv_normed, &mut self.q_normed, &mut self.normed].into_iter().try_for_each(|n| n.prefetch(backend))
+    }
+}
+
+impl Mla {
+    fn normed(&self, c: Context<'_>, s: &mut Saved) -> Result<Tensor> {
+        s.normed.get(c.backend, &self.norm, &s.x)
+    }
+
+    /// The input of the query up projection.
+    fn q_input(&self, c: Context<'_>, s: &mut Saved) -> Result<Tensor> {
+        let Some((down, norm)) = &self.q_a else { return self.normed(c, s) };
+        let latent = match &s.q_latent {
+            Some(latent) => latent.clone(),
+            None => {
+                let normed = self.normed(c, s)?;
+                forward(c.backend, c.tokens, &normed, down, normed.dtype())?
+            }
+        };
+        s.q_latent = Some(latent.clone());
+        s.q_normed.get(c.backend, norm, &latent)
+    }
+
+    /// The latent of keys and values, and the rotary key, as projected.
+    fn kv_latent(&self, c: Context<'_>, s: &mut Saved) -> Result<(Tensor, Tensor)> {
+        if let Some((latent, k_rope)) = &s.kv_latent {
+            return Ok((latent.clone(), k_rope.clone()));
+        }
+        let normed = self.normed(c, s)?;
+        let both = forward(c.backend, c.tokens, &normed, &self.kv_a, normed.dtype())?;
+        let (t, rope) = (both.rows(), self.shape.rope);
+        let rank = both.cols() - rope;
+        let latent = alloc(c.backend, both.dtype(), &[t, rank])?;
+        let k_rope = alloc(c.backend, both.dtype(), &[t, rope])?;
+        CopyColumns { x: &both, x_column: 0, out: &latent, out_column: 0, width: rank }.run(c.backend)?;
+        CopyColumns { x: &both, x_column: rank, out: &k_rope, out_column: 0, width: rope }.run(c.backend)?;
+        s.kv_latent = Some((latent.clone(), k_rope.clone()));
+        Ok((latent, k_rope))
+    }
+
+    fn kv_normed(&self, c: Context<'_>, s: &mut Saved) -> Result<Tensor> {
+        let (latent, _) = self.kv_latent(c, s)?;
+        s.kv_normed.get(c.backend, &self.kv_norm, &latent)
+    }
+
+    fn qkv(&self, c: Context<'_>, s: &mut Saved) -> Result<[Tensor; 3]> {
+        if let Some(qkv) = s.softmax.qkv(c.backend)? {
+            return Ok(qkv);
+        }
+        let q_input = self.q_input(c, s)?;
+        let q_in = forward(c.backend, c.tokens, &q_input, &self.q_b, q_input.dtype())?;
+        let kv_normed = self.kv_normed(c, s)?;
+        let kv = forward(c.backend, c.tokens, &kv_normed, &self.kv_b, q_in.dtype())?;
+        let (_, k_rope) = self.kv_latent(c, s)?;
+        let q = alloc(c.backend, q_in.dtype(), q_in.shape())?;
+        let k = alloc(c.backend, q_in.dtype(), q_in.shape())?;
+        let v = alloc(c.backend, q_in.dtype(), &[q_in.rows(), self.shape.heads * self.shape.v])?;
+        MlaOp {
+            q_in: &q_in,
+            kv: &kv,
+            k_rope: &k_rope,
+            positions: &c.inputs.positions,
+            cos: &c.rope.cos,
+            sin: &c.rope.sin,
+            q: &q,
+            k: &k,
+            v: &v,
+            shape: self.shape,
+        }
+        .run(c.backend)?;
+        Ok(s.softmax.set_qkv([q, k, v]))
+    }
+
+    fn attended(&self, c: Context<'_>, s: &mut Saved) -> Result<Tensor> {
+        if let Some(out) = s.softmax.out(c.backend)? {
+            return Ok(out);
+        }
+        let qkv = self.qkv(c, s)?;
+        s.softmax.attended(c, self.heads, &qkv)
+    }
+
+    pub(super) fn forward(&self, c: Context<'_>, x: Tensor) -> Result<(Tensor, Saved)> {
+        let mut s = Saved::new(x);
+        let out = self.attended(c, &mut s)?;
+        let projected = forward(c.backend, c.tokens, &out, &self.output, out.dtype())?;
+        let y = sum(c.backend, &s.x, &projected)?;
+        for normed in [&mut s.normed, &mut s.q_normed, &mut s.kv_normed] {
+            normed.settle(c.backend, c.policy.attention_input)?;
+        }
+        s.softmax.settle(c)?;
+        Ok((y, s))
+    }
+
+    pub(super) fn backward(&self, c: Context<'_>, dy: &Tensor, mut s: Saved) -> Result<Tensor> {
+        let (b, t, element) = (c.backend, c.tokens, dy.dtype());
+        let qkv = self.qkv(c, &mut s)?;
+        let out = self.attended(c, &mut s)?;
+        wgrad(b, t, dy, &out, &self.output)?;
+        let d_out = dgrad(b, t, dy, &self.output, element)?;
+        let [d_q, d_k, d_v] = s.softmax.backward(c, self.heads, &qkv, &out, &d_out)?;
+        let MlaShape { heads, nope, rope, v: v_dim } = self.shape;
+        let rows = t.count();
+        let d_q_in = alloc(b, element, d_q.shape())?;
+        let d_kv = alloc(b, element, &[rows, heads * (nope + v_dim)])?;
+        let d_k_rope = alloc(b, element, &[rows, rope])?;
+        MlaGrad {
+            d_q: &d_q,
+            d_k: &d_k,
+            d_v: &d_v,
+            positions: &c.inputs.positions,
+            cos: &c.rope.cos,
+            sin: &c.rope.sin,
+            d_q_in: &d_q_in,
+            d_kv: &d_kv,
+            d_k_rope: &d_k_rope,
+            shape: self.shape,
+        }
+        .run(b)?;
+
+        // Keys and values.
+        let kv_normed = self.kv_normed(c, &mut s)?;
+        wgrad(b, t, &d_kv, &kv_normed, &self.kv_b)?;
+        let d_kv_normed = dgrad(b, t, &d_kv, &self.kv_b, element)?;
+        let (latent, _) = self.kv_latent(c, &mut s)?;
+        let d_latent = s.kv_normed.backward(b, &self.kv_norm, &latent, &d_kv_normed, None)?;
+        let rank = latent.cols();
+        let d_kv_a = alloc(b, element, &[rows, rank + rope])?;
+        CopyColumns { x: &d_latent, x_column: 0, out: &d_kv_a, out_column: 0, width: rank }.run(b)?;
+        CopyColumns { x: &d_k_rope, x_column: 0, out: &d_kv_a, out_column: rank, width: rope }.run(b)?;
+        let normed = self.normed(c, &mut s)?;
+        wgrad(b, t, &d_kv_a, &normed, &self.kv_a)?;
+        let d_normed_kv = dgrad(b, t, &d_kv_a, &self.kv_a, element)?;
+
+        // Queries.
+        let q_input = self.q_input(c, &mut s)?;
+        wgrad(b, t, &d_q_in, &q_input, &self.q_b)?;
+        let d_q_input = dgrad(b, t, &d_q_in, &self.q_b, element)?;
+        let d_normed_q = match (&self.q_a, &s.q_latent) {
+            (Some((down, norm)), Some(latent)) => {
+                let d_latent = s.q_normed.backward(b, norm, latent, &d_q_input, None)?;
+                wgrad(b, t, &d_latent, &normed, down)?;
+                dgrad(b, t, &d_latent, down, element)?
+            }
+            _ => d_q_input,
+        };
+
+        let d_normed = sum(b, &d_normed_q, &d_normed_kv)?;
+        s.normed.backward(b, &self.norm, &s.x, &d_normed, Some(dy))
+    }
+}

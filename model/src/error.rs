@@ -1,0 +1,47 @@
+//! What can go wrong outside the ops: configurations and files.
+
+use std::path::PathBuf;
+
+/// A failure around a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A configuration that is not one, or whose values do not fit together.
+    #[error("config: {0}")]
+    Config(String),
+    /// A file of a checkpoint or model that is damaged or does not fit.
+    #[error("{}: {what}", path.display())]
+    Checkpoint {
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A file that cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A failure of the library.
+    #[error(transparent)]
+    Core(#[from] dropless_core::Error),
+}
+
+/// A result with this crate's [`enum@Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// For `map_err` on file operations.
+    pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Io { path, source }
+    }
+
+    /// A damaged or unfit file.
+    pub fn checkpoint(path: impl Into<PathBuf>, what: impl Into<String>) -> Error {
+        Error::Checkpoint { path: path.into(), what: what.into() }
+    }
+}

@@ -1,0 +1,230 @@
+//! Model families: one file each, which maps configuration keys and tensor names and says which parts a model is made of.
+//!
+//! A family is a struct whose fields are the keys of its Hugging Face `config.json`, with an implementation of
+//! [`Family`] and a line in the list below. Everything else works on the [`Architecture`] that it describes.
+
+mod deepseek_v3;
+mod keys;
+mod mixtral;
+mod qwen3_moe;
+mod rules;
+
+pub use deepseek_v3::{DeepseekV3, ScoringFunc};
+pub use mixtral::Mixtral;
+pub use qwen3_moe::Qwen3Moe;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
+
+use crate::architecture::Architecture;
+use crate::error::{Error, Result};
+
+/// What a family file provides.
+pub trait Family: Serialize + DeserializeOwned {
+    /// `model_type` in `config.json`, and `family` in a configuration.
+    const NAME: &'static str;
+    /// Other model types with the same tensors and keys.
+    const ALSO: &'static [&'static str] = &[];
+    /// The model's class in the transformers library.
+    const CLASS: &'static str;
+    /// Other spellings of keys: (the family's, another one).
+    const SPELLINGS: &'static [(&'static str, &'static str)] = &[];
+
+    /// Keys of `config.json` that are no fields, with their one supported value, which is also what they mean when they
+    /// are absent or null.
+    fn fixed() -> Vec<(&'static str, Value)>;
+
+    /// Verifies the values.
+    ///
+    /// # Errors
+    /// A line that names fields and values of the first rule that does not hold.
+    fn check(&self) -> std::result::Result<(), String>;
+
+    /// The parts of the model. Its configuration has been checked.
+    fn architecture(&self) -> Architecture;
+
+    /// Adds to a `config.json` what follows from the fields, and changes what is spelt otherwise there.
+    fn write_hf(&self, _fields: &mut Map<String, Value>) {}
+}
+
+/// The names of a family's tensors, as on the hub.
+#[derive(Clone, Debug)]
+pub struct Names {
+    /// The Mixture-of-Experts layer within a layer, where experts are separate.
+    pub moe: &'static str,
+    /// The projections of an expert.
+    pub expert: MlpNames,
+    /// The projections of a dense layer and of a shared expert.
+    pub mlp: MlpNames,
+    /// The configuration key of the number of experts.
+    pub experts_key: &'static str,
+    /// The configuration key of an expert's width.
+    pub width_key: &'static str,
+}
+
+/// The names of an MLP's projections.
+#[derive(Clone, Debug)]
+pub struct MlpNames {
+    /// What SwiGLU's sigmoid sees.
+    pub gate: &'static str,
+    /// The other factor.
+    pub up: &'static str,
+    /// Back to the residual stream.
+    pub down: &'static str,
+}
+
+impl MlpNames {
+    /// The names that most families use.
+    pub const USUAL: MlpNames = MlpNames { gate: "gate_proj", up: "up_proj", down: "down_proj" };
+}
+
+impl Names {
+    /// The Mixture-of-Experts layer within a layer, where experts are fused (and in the memory of transformers).
+    pub const FUSED_MOE: &'static str = "mlp";
+}
+
+macro_rules! families {
+    ($($family:ident),+ $(,)?) => {
+        /// The configuration of a model: its family, and that family's keys in the names of its Hugging Face `config.json`.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum ModelConfig {
+            $(#[doc = concat!("See [`", stringify!($family), "`].")] $family($family),)+
+        }
+
+        impl ModelConfig {
+            /// The names of all families.
+            pub const FAMILIES: &'static [&'static str] = &[$(<$family as Family>::NAME),+];
+
+            /// The family's name.
+            pub fn family(&self) -> &'static str {
+                match self { $(ModelConfig::$family(_) => <$family as Family>::NAME,)+ }
+            }
+
+            /// The parts of the model.
+            pub fn architecture(&self) -> Architecture {
+                match self { $(ModelConfig::$family(model) => model.architecture(),)+ }
+            }
+
+            /// Verifies the architecture on its own.
+            ///
+            /// # Errors
+            /// [`Error::Config`] with the first rule that does not hold.
+            pub fn check(&self) -> Result<()> {
+                let checked = match self { $(ModelConfig::$family(model) => model.check(),)+ };
+                let key = |e| Error::Config(format!("model.{e}"));
+                checked.map_err(key)?;
+                let parts = self.architecture();
+                parts.attention.check().map_err(key)?;
+                rules::size(&parts).map_err(Error::Config)
+            }
+
+            /// The keys of a family; None if there is no such family.
+            pub fn keys(family: &str) -> Option<&'static [&'static str]> {
+                match family { $(<$family as Family>::NAME => Some(keys::of::<$family>()),)+ _ => None }
+            }
+
+            /// The family's keys and values.
+            pub(crate) fn fields(&self) -> Map<String, Value> {
+                let value = match self { $(ModelConfig::$family(model) => serde_json::to_value(model),)+ };
+                match value {
+                    Ok(Value::Object(fields)) => fields,
+                    other => unreachable!("a model configuration is a JSON object: {other:?}"),
+                }
+            }
+
+            fn from_fields(family: &str, fields: Value) -> std::result::Result<ModelConfig, String> {
+                match family {
+                    $(<$family as Family>::NAME => serde_path_to_error::deserialize(fields)
+                        .map(ModelConfig::$family)
+                        .map_err(|e| format!("{}: {}", e.path(), e.inner())),)+
+                    other => Err(unknown(other)),
+                }
+            }
+
+            /// What the family of a `model_type` says of `config.json`.
+            pub(crate) fn form(model_type: &str) -> Option<Form> {
+                $(if model_type == <$family as Family>::NAME || <$family as Family>::ALSO.contains(&model_type) {
+                    return Some(Form {
+                        family: <$family as Family>::NAME,
+                        class: <$family as Family>::CLASS,
+                        spellings: <$family as Family>::SPELLINGS,
+                        fixed: <$family as Family>::fixed(),
+                    });
+                })+
+                None
+            }
+
+            pub(crate) fn write_hf(&self, fields: &mut Map<String, Value>) {
+                match self { $(ModelConfig::$family(model) => model.write_hf(fields),)+ }
+            }
+        }
+    };
+}
+
+families!(DeepseekV3, Qwen3Moe, Mixtral);
+
+/// How a family appears in `config.json`.
+#[derive(Debug)]
+pub(crate) struct Form {
+    pub(crate) family: &'static str,
+    pub(crate) class: &'static str,
+    pub(crate) spellings: &'static [(&'static str, &'static str)],
+    pub(crate) fixed: Vec<(&'static str, Value)>,
+}
+
+impl ModelConfig {
+    /// Takes the multi-token-prediction module away where no tensor of its own is `present`.
+    pub fn drop_absent_modules(&mut self, present: impl Fn(&str) -> bool) {
+        if let ModelConfig::DeepseekV3(model) = self
+            && !present(&format!("model.layers.{}.eh_proj.weight", model.num_hidden_layers))
+        {
+            model.num_nextn_predict_layers = 0;
+        }
+    }
+}
+
+fn unknown(family: &str) -> String {
+    format!("family is {family}, expected one of {}", ModelConfig::FAMILIES.join(", "))
+}
+
+impl ModelConfig {
+    /// The configuration with these keys and values.
+    pub(crate) fn of_family(family: &str, fields: Map<String, Value>) -> std::result::Result<ModelConfig, String> {
+        ModelConfig::from_fields(family, Value::Object(fields))
+    }
+}
+
+fn has_null(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Object(fields) => fields.values().any(has_null),
+        Value::Array(values) => values.iter().any(has_null),
+        _ => false,
+    }
+}
+
+impl Serialize for ModelConfig {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut fields = Map::new();
+        fields.insert("family".into(), self.family().into());
+        fields.extend(self.fields());
+        fields.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ModelConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<ModelConfig, D::Error> {
+        let mut fields = Map::deserialize(deserializer)?;
+        let custom = serde::de::Error::custom;
+        // What is no number in JSON arrives as null, and absent keys are left out.
+        if let Some((key, _)) = fields.iter().find(|(_, value)| has_null(value)) {
+            return Err(custom(format!("{key} has a number that is not finite")));
+        }
+        match fields.remove("family") {
+            Some(Value::String(family)) => ModelConfig::of_family(&family, fields).map_err(custom),
+            Some(other) => Err(custom(unknown(&other.to_string()))),
+            None => Err(custom(unknown("absent"))),
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! How much arithmetic a model needs: what speed is measured by.
+
+use crate::architecture::{Architecture, Feed};
+
+impl Feed {
+    /// Parameters in the products of a token: its experts, not all of them.
+    fn active(&self, h: usize) -> usize {
+        match self {
+            Feed::Dense { width } => 3 * h * width,
+            Feed::Moe(moe) => h * (moe.experts + 3 * (moe.top_k * moe.width + moe.shared_width.unwrap_or(0))),
+        }
+    }
+}
+
+impl Architecture {
+    /// Parameters in the matrix products of a token: its experts, not all; the embedding is a look-up.
+    pub fn active_parameters(&self) -> usize {
+        let h = self.hidden;
+        let modules = usize::from(self.next.is_some());
+        let layers = self.feeds().map(|feed| self.attention.parameters(h) + feed.active(h)).sum::<usize>();
+        layers + modules * 2 * h * h + (1 + modules) * self.vocab * h
+    }
+
+    /// Useful floating-point operations of forward and backward for a token of sequences of this length.
+    ///
+    /// `6 p + 3 layers heads (query + value) sequence`. The first term: a product has 2 operations for each parameter in
+    /// the forward pass and 4 in the backward pass, with p the [`active_parameters`](Architecture::active_parameters), the
+    /// output matrix once more for a multi-token-prediction module. The second: scores and values, 2 operations for each
+    /// element and key, over half the sequence on average, three times that with the backward pass. Recomputation, padding
+    /// and everything that is no product do not count.
+    pub fn flops_per_token(&self, sequence: usize) -> f64 {
+        let (qk, v) = self.attention.head_dims();
+        let attention = 3 * self.feeds().count() * self.attention.heads() * (qk + v) * sequence;
+        (6 * self.active_parameters() + attention) as f64
+    }
+}

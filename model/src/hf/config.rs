@@ -1,0 +1,186 @@
+//! The Hugging Face form of a model's configuration, `config.json`.
+//!
+//! Both spellings of rotary positions are read: `rope_theta` with `rope_scaling`, and the newer `rope_parameters`. What
+//! this library does not compute (another architecture, biases, sliding windows) is refused by name.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, Result};
+use crate::families::{Form, ModelConfig};
+
+/// Keys of any family that say nothing about what a model computes.
+const METADATA: &[&str] = &[
+    "_name_or_path",
+    "architectures",
+    "attention_dropout",
+    "auto_map",
+    "aux_loss_alpha",
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "ep_size",
+    "max_window_layers",
+    "model_type",
+    "output_router_logits",
+    "pad_token_id",
+    "pretraining_tp",
+    "quantization_config",
+    "rope_parameters",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
+    "seq_aux",
+    "sliding_window",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+];
+/// Keys that follow from others.
+const DERIVED: &[&str] = &["head_dim", "num_key_value_heads", "qk_head_dim"];
+
+/// A `config.json` as it was read.
+#[derive(Clone, Debug)]
+pub struct HfConfig {
+    /// The model.
+    pub model: ModelConfig,
+    /// Keys that were ignored because nothing here knows what they mean.
+    pub ignored: Vec<String>,
+    /// The file's own words, for what concerns weights and tokens.
+    pub fields: Map<String, Value>,
+}
+
+impl HfConfig {
+    /// Reads a `config.json`.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the file and the field: unreadable, missing, or not supported.
+    pub fn read(path: &Path) -> Result<HfConfig> {
+        let text = fs::read_to_string(path).map_err(Error::io(path))?;
+        HfConfig::parse(&text).map_err(|what| Error::checkpoint(path, what))
+    }
+
+    fn parse(text: &str) -> std::result::Result<HfConfig, String> {
+        let value: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        let Value::Object(all) = value else { return Err("is not a JSON object".into()) };
+        let model_type = all.get("model_type").and_then(Value::as_str).unwrap_or("absent");
+        let form = ModelConfig::form(model_type).ok_or_else(|| {
+            format!("model_type is {model_type}, but only {} are supported", ModelConfig::FAMILIES.join(", "))
+        })?;
+        check_fixed(&form, &all)?;
+        let keys = ModelConfig::keys(form.family).unwrap_or_default();
+        let mut fields = Map::new();
+        let mut ignored = Vec::new();
+        for (key, value) in all.iter().filter(|(_, value)| !value.is_null()) {
+            let key = form.spellings.iter().find(|(_, other)| other == key).map_or(key.as_str(), |(ours, _)| ours);
+            if keys.contains(&key) {
+                if let Some(before) = fields.insert(key.to_owned(), value.clone()).filter(|before| before != value) {
+                    return Err(format!("{key} is {value}, but {before} in another spelling"));
+                }
+            } else if !METADATA.contains(&key) && !DERIVED.contains(&key) && form.fixed.iter().all(|(k, _)| *k != key) {
+                ignored.push(key.to_owned());
+            }
+        }
+        let rope = rope(&all)?;
+        fields.remove("rope_scaling");
+        fields.extend(rope);
+        let model = ModelConfig::of_family(form.family, fields)?;
+        model.check().map_err(|e| e.to_string())?;
+        Ok(HfConfig { model, ignored, fields: all })
+    }
+}
+
+fn check_fixed(form: &Form, all: &Map<String, Value>) -> std::result::Result<(), String> {
+    for (name, supported) in &form.fixed {
+        match all.get(*name) {
+            Some(found) if found != supported && !found.is_null() => {
+                return Err(format!("{name} is {found}, but only {supported} is supported"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+impl ModelConfig {
+    /// Reads the model of a `config.json`.
+    ///
+    /// # Errors
+    /// As [`HfConfig::read`].
+    pub fn from_hf(path: &Path) -> Result<ModelConfig> {
+        Ok(HfConfig::read(path)?.model)
+    }
+
+    /// The text of a `config.json` that [`from_hf`](ModelConfig::from_hf) and Hugging Face libraries read.
+    pub fn to_hf(&self) -> String {
+        let form = ModelConfig::form(self.family()).unwrap_or_else(|| unreachable!("a family knows its own name"));
+        let mut fields = self.fields();
+        if let Some(Value::Object(rope)) = fields.get_mut("rope_scaling") {
+            let method = rope.get("type").cloned().unwrap_or_default();
+            rope.insert("rope_type".into(), method);
+        }
+        fields.extend(form.fixed.into_iter().map(|(name, value)| (name.to_owned(), value)));
+        fields.insert("model_type".into(), json!(form.family));
+        fields.insert("architectures".into(), json!([form.class]));
+        fields.insert("torch_dtype".into(), json!("float32"));
+        self.write_hf(&mut fields);
+        serde_json::to_string_pretty(&fields).unwrap_or_else(|e| unreachable!("JSON values print: {e}")) + "\n"
+    }
+}
+
+/// `rope_theta` and `rope_scaling` out of whichever spelling there is. `rope_scaling` wins over a default
+/// `rope_parameters`.
+fn rope(all: &Map<String, Value>) -> std::result::Result<Map<String, Value>, String> {
+    let mut out = Map::new();
+    let mut scaling = None;
+    for name in ["rope_parameters", "rope_scaling"] {
+        let Some(found) = all.get(name).filter(|value| !value.is_null()) else { continue };
+        let Value::Object(found) = found else { return Err(format!("{name} is {found}, expected an object")) };
+        let mut found: Map<String, Value> = found.clone().into_iter().filter(|(_, v)| !v.is_null()).collect();
+        let method = match (found.remove("rope_type"), found.remove("type")) {
+            (Some(a), Some(b)) if a != b => return Err(format!("{name} has rope_type {a} and type {b}")),
+            (a, b) => a.or(b).unwrap_or(json!("default")),
+        };
+        if let Some(theta) = found.remove("rope_theta") {
+            out.insert("rope_theta".into(), theta);
+        }
+        match method.as_str() {
+            Some("default") => match found.keys().next() {
+                Some(key) => return Err(format!("{name} has {key}, which its type default does not have")),
+                None => continue,
+            },
+            Some(known @ ("linear" | "yarn" | "llama3")) => {
+                found.insert("type".into(), json!(known));
+                complete(all, known, &mut found);
+                if scaling.as_ref().is_some_and(|other| *other != found) {
+                    return Err("rope_parameters and rope_scaling differ".into());
+                }
+                scaling = Some(found);
+            }
+            _ => {
+                return Err(format!(
+                    "{name} has type {method}, but only default, linear, yarn and llama3 are supported"
+                ));
+            }
+        }
+    }
+    if let Some(scaling) = scaling {
+        out.insert("rope_scaling".into(), Value::Object(scaling));
+    }
+    Ok(out)
+}
+
+/// What a scaling means where it leaves out the original length or the factor.
+fn complete(all: &Map<String, Value>, method: &str, scaling: &mut Map<String, Value>) {
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    let Some(longest) = all.get("max_position_embeddings") else { return };
+    if method != "linear" {
+        let original = scaling.entry(ORIGINAL).or_insert_with(|| longest.clone()).clone();
+        if let (Some(longest), Some(original)) = (longest.as_f64(), original.as_f64())
+            && method == "yarn"
+        {
+            scaling.entry("factor").or_insert_with(|| json!(longest / original));
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! Tensors by name in safetensors files: one file, or shards with an index, in the Hugging Face layout.
+//!
+//! The `safetensors` crate parses and writes the headers. Reading and writing the data is done here: a file is written
+//! and hashed in one pass and synced, and read tensor by tensor into fresh memory, so that neither a file's size nor
+//! its alignment matters. Nothing is allocated from a length that the file's size does not bear out.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use dropless_core::numerics::{bf16, e4m3};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+
+/// What the name of an FP8 weight's inverse scales ends with, after the weight's own name.
+const SCALE_SUFFIX: &str = "_scale_inv";
+/// Rows and columns that share a scale.
+const SCALE_BLOCK: usize = 128;
+/// What the name of a selection bias ends with. It is f32 in every file, whatever the rest is: bf16 would merge biases
+/// that differ by less than its spacing, and so change which experts are chosen.
+const SELECTION_BIAS: &str = "e_score_correction_bias";
+
+/// A tensor as a file holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedTensor {
+    /// Name, unique in a checkpoint.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Extents, slowest first.
+    pub shape: Vec<usize>,
+    /// Elements, little endian.
+    pub bytes: Vec<u8>,
+}
+
+impl NamedTensor {
+    /// An f32 tensor.
+    pub fn f32(name: impl Into<String>, shape: &[usize], values: &[f32]) -> NamedTensor {
+        let bytes = bytemuck::cast_slice(values).to_vec();
+        NamedTensor { name: name.into(), dtype: Dtype::F32, shape: shape.to_vec(), bytes }
+    }
+
+    /// Whether no f32 element is infinite or NaN.
+    pub fn is_finite(&self) -> bool {
+        self.dtype != Dtype::F32 || self.floats().all(f32::is_finite)
+    }
+
+    /// The elements of an f32 tensor.
+    fn floats(&self) -> impl Iterator<Item = f32> {
+        self.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+    }
+
+    /// Hash of element type, shape and elements.
+    pub fn hash(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(format!("{} {:?}\n", self.dtype, self.shape).as_bytes());
+        *hasher.update(&self.bytes).finalize().as_bytes()
+    }
+}
+
+/// Size and hash of a written file.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct FileRecord {
+    /// Size.
+    pub bytes: u64,
+    /// Hash, in hex.
+    pub blake3: String,
+}
+
+/// Writes a file, syncs it, and returns its record.
+///
+/// # Errors
+/// [`Error::Io`], or [`Error::Checkpoint`] for tensors that such a file cannot hold.
+pub fn write(path: &Path, tensors: &[NamedTensor]) -> Result<FileRecord> {
+    if let Some(bias) = tensors.iter().find(|t| t.name.ends_with(SELECTION_BIAS) && t.dtype != Dtype::F32) {
+        return Err(Error::checkpoint(path, format!("{} is {}, but must be F32", bias.name, bias.dtype)));
+    }
+    let mut at = 0;
+    let infos = tensors.iter().map(|t| {
+        let data_offsets = (at, at + t.bytes.len());
+        at = data_offsets.1;
+        (t.name.clone(), TensorInfo { dtype: t.dtype, shape: t.shape.clone(), data_offsets })
+    });
+    let metadata = Metadata::new(Some([("format".into(), "pt".into())].into()), infos.collect())
+        .map_err(|e| Error::checkpoint(path, format!("cannot be written: {e}")))?;
+    let mut header = serde_json::to_vec(&metadata).map_err(|e| Error::checkpoint(path, e.to_string()))?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let write = || {
+        let mut out = Hashing { file: BufWriter::new(File::create(path)?), hasher: blake3::Hasher::new(), bytes: 0 };
+        out.write(&(header.len() as u64).to_le_bytes())?;
+        out.write(&header)?;
+        for tensor in tensors {
+            out.write(&tensor.bytes)?;
+        }
+        let file = out.file.into_inner().map_err(|e| e.into_error())?;
+        file.sync_all()?;
+        Ok(FileRecord { bytes: out.bytes, blake3: out.hasher.finalize().to_hex().to_string() })
+    };
+    write().map_err(Error::io(path))
+}
+
+struct Hashing {
+    file: BufWriter<File>,
+    hasher: blake3::Hasher,
+    bytes: u64,
+}
+
+impl Hashing {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.hasher.update(bytes);
+        self.bytes += bytes.len() as u64;
+        self.file.write_all(bytes)
+    }
+}
+
+/// The record of a file as it is now.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn record(path: &Path) -> Result<FileRecord> {
+    let mut hasher = blake3::Hasher::new();
+    let bytes = File::open(path).and_then(|file| std::io::copy(&mut { file }, &mut hasher)).map_err(Error::io(path))?;
+    Ok(FileRecord { bytes, blake3: hasher.finalize().to_hex().to_string() })
+}
+
+/// Where a tensor lies.
+#[derive(Debug)]
+struct Place {
+    file: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    from: u64,
+    bytes: usize,
+}
+
+/// Named tensors in one or several files.
+#[derive(Debug)]
+pub struct TensorFiles {
+    files: Vec<PathBuf>,
+    places: BTreeMap<String, Place>,
+}
+
+/// `*.safetensors.index.json`.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl TensorFiles {
+    /// The tensors of `STEM.safetensors` in `dir`, or of the shards that `STEM.safetensors.index.json` names.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] or [`Error::Io`], naming the file.
+    pub fn open(dir: &Path, stem: &str) -> Result<TensorFiles> {
+        let index = dir.join(format!("{stem}.safetensors.index.json"));
+        let single = dir.join(format!("{stem}.safetensors"));
+        if single.exists() || !index.exists() {
+            return TensorFiles::open_files(vec![single]);
+        }
+        let text = fs::read_to_string(&index).map_err(Error::io(&index))?;
+        let map =
+            serde_json::from_str::<Index>(&text).map_err(|e| Error::checkpoint(&index, e.to_string()))?.weight_map;
+        let mut names: Vec<&String> = map.values().collect();
+        names.sort();
+        names.dedup();
+        let tensors = TensorFiles::open_files(names.into_iter().map(|name| dir.join(name)).collect())?;
+        for (tensor, file) in &map {
+            if tensors.places.get(tensor).is_none_or(|place| tensors.files[place.file] != dir.join(file)) {
+                return Err(Error::checkpoint(&index, format!("{tensor} is not in {file}, where the index has it")));
+            }
+        }
+        Ok(tensors)
+    }
+
+    /// The tensors of these files.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] or [`Error::Io`], naming the file; a tensor that is in two files is an error too.
+    pub fn open_files(files: Vec<PathBuf>) -> Result<TensorFiles> {
+        let mut places: BTreeMap<String, Place> = BTreeMap::new();
+        for (file, path) in files.iter().enumerate() {
+            let (header, metadata) = read_header(path)?;
+            for (name, info) in metadata.tensors() {
+                let (from, to) = info.data_offsets;
+                let (dtype, shape) = (info.dtype, info.shape.clone());
+                let place = Place { file, dtype, shape, from: header + from as u64, bytes: to - from };
+                if let Some(first) = places.insert(name.clone(), place) {
+                    let first = files[first.file].display();
+                    return Err(Error::checkpoint(path, format!("{name} is also in {first}")));
+                }
+            }
+        }
+        Ok(TensorFiles { files, places })
+    }
+
+    /// All names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.places.keys().map(String::as_str)
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.places.contains_key(name)
+    }
+
+    fn place(&self, name: &str) -> Result<&Place> {
+        self.places.get(name).ok_or_else(|| {
+            let first = &self.files[0];
+            let dir = if self.files.len() == 1 { first } else { first.parent().unwrap_or(first) };
+            Error::checkpoint(dir, format!("there is no tensor {name}"))
+        })
+    }
+
+    /// A tensor as it is in its file.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] when it is not there, [`Error::Io`] when it cannot be read.
+    pub fn get(&self, name: &str) -> Result<NamedTensor> {
+        let place = self.place(name)?;
+        let path = &self.files[place.file];
+        let mut bytes = vec![0; place.bytes];
+        File::open(path)
+            .and_then(|mut file| {
+                file.seek(SeekFrom::Start(place.from))?;
+                file.read_exact(&mut bytes)
+            })
+            .map_err(Error::io(path))?;
+        Ok(NamedTensor { name: name.to_owned(), dtype: place.dtype, shape: place.shape.clone(), bytes })
+    }
+
+    /// A tensor's values: f32, bf16 exactly, or e4m3 times the inverse scales of its 128x128 blocks.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the tensor: not there, another shape, a type that holds no weights, a scale that is
+    /// missing, has a wrong shape, or belongs to a weight that needs none.
+    pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let tensor = self.get(name)?;
+        let bad = |what: String| Error::checkpoint(&self.files[self.places[name].file], format!("{name} {what}"));
+        if tensor.shape != shape {
+            return Err(bad(format!("has the shape {:?}, expected {shape:?}", tensor.shape)));
+        }
+        let scale = format!("{name}{SCALE_SUFFIX}");
+        if tensor.dtype != Dtype::F8_E4M3 && self.contains(&scale) {
+            return Err(bad(format!("is {}, but there are scales for it, {scale}", tensor.dtype)));
+        }
+        match tensor.dtype {
+            Dtype::F32 => Ok(tensor.floats().collect()),
+            Dtype::BF16 => {
+                Ok(tensor.bytes.chunks_exact(2).map(|b| bf16::to_f32(u16::from_le_bytes([b[0], b[1]]))).collect())
+            }
+            Dtype::F8_E4M3 if !self.contains(&scale) => {
+                Err(bad(format!("is F8_E4M3, but its scales {scale} are missing")))
+            }
+            Dtype::F8_E4M3 => {
+                let [rows, cols] = *shape else {
+                    return Err(bad(format!("is F8_E4M3 of shape {shape:?}, expected a matrix")));
+                };
+                let scales = self.values(&scale, &[rows.div_ceil(SCALE_BLOCK), cols.div_ceil(SCALE_BLOCK)])?;
+                let scale = |i: usize| {
+                    let (row, col) = (i / cols / SCALE_BLOCK, i % cols / SCALE_BLOCK);
+                    scales[row * cols.div_ceil(SCALE_BLOCK) + col]
+                };
+                Ok(tensor.bytes.iter().enumerate().map(|(i, &code)| e4m3::to_f32(code) * scale(i)).collect())
+            }
+            other => Err(bad(format!("is {other}, expected F32, BF16 or F8_E4M3"))),
+        }
+    }
+
+    /// A tensor's shape.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] when it is not there.
+    pub fn shape(&self, name: &str) -> Result<&[usize]> {
+        Ok(&self.place(name)?.shape)
+    }
+
+    /// A tensor of ids: I64, I32 or U32, each in the range of u32.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the tensor: not there, another type, an id out of range.
+    pub fn ids(&self, name: &str) -> Result<Vec<u32>> {
+        let tensor = self.get(name)?;
+        let bad = |what: String| Error::checkpoint(&self.files[self.places[name].file], format!("{name} {what}"));
+        let wide: Vec<i64> = match tensor.dtype {
+            Dtype::I64 => {
+                tensor.bytes.chunks_exact(8).map(|b| i64::from_le_bytes(std::array::from_fn(|i| b[i]))).collect()
+            }
+            Dtype::I32 => {
+                tensor.bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]).into()).collect()
+            }
+            Dtype::U32 => {
+                tensor.bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]).into()).collect()
+            }
+            other => return Err(bad(format!("is {other}, expected I64, I32 or U32"))),
+        };
+        wide.into_iter().map(|id| u32::try_from(id).map_err(|_| bad(format!("has the id {id}")))).collect()
+    }
+}
+
+/// Where the data begins, and the header, checked against the size of the file.
+fn read_header(path: &Path) -> Result<(u64, Metadata)> {
+    let bad = |what: String| Error::checkpoint(path, what);
+    let mut file = File::open(path).map_err(Error::io(path))?;
+    let size = file.metadata().map_err(Error::io(path))?.len();
+    if size < 8 {
+        return Err(bad(format!("is damaged: it has {size} bytes, but a safetensors file has at least 8")));
+    }
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(Error::io(path))?;
+    let length = u64::from_le_bytes(length);
+    let header = usize::try_from(length)
+        .ok()
+        .filter(|_| length <= size - 8)
+        .ok_or_else(|| bad(format!("is damaged: its header claims {length} bytes, but the file has {size} in all")))?;
+    let mut json = vec![0; header];
+    file.read_exact(&mut json).map_err(Error::io(path))?;
+    let metadata: Metadata = serde_json::from_slice(&json).map_err(|e| bad(unsupported(&json, &e)))?;
+    let (from, expected) = (8 + length, 8 + length + metadata.data_len() as u64);
+    if size != expected {
+        return Err(bad(format!("is damaged: it has {size} bytes, but its header describes {expected}")));
+    }
+    Ok((from, metadata))
+}
+
+/// Why a header does not parse: the first tensor of an unknown type, or else the parser's words.
+fn unsupported(json: &[u8], error: &serde_json::Error) -> String {
+    let tensors = serde_json::from_slice::<BTreeMap<String, serde_json::Value>>(json).unwrap_or_default();
+    let unknown = tensors.iter().find_map(|(name, info)| {
+        let dtype = info.get("dtype")?;
+        let known = serde_json::from_value::<Dtype>(dtype.clone()).is_ok();
+        if known { None } else { Some(format!("{name} has the unsupported type {dtype}")) }
+    });
+    unknown.unwrap_or_else(|| format!("is damaged: its header cannot be read: {error}"))
+}

@@ -1,0 +1,224 @@
+//! A transformer layer: attention, then a dense MLP or a Mixture-of-Experts layer, each with norm and residual.
+
+use dropless_core::ops::Fill;
+use dropless_core::{Backend, DType, Result, Tensor};
+
+use crate::architecture::{Architecture, Feed as FeedConfig, MoeConfig};
+use crate::attention::{self, Attention, AttentionSaved};
+use crate::context::{Context, alloc, sum};
+use crate::model::Options;
+use crate::moe::{Moe, MoeExperts, MoeSaved, Router};
+use crate::nn::{Mlp, MlpSaved, Norm, Normed, Weight};
+use crate::params::{Builder, Id, Params};
+use crate::single;
+use crate::train_state::TrainState;
+
+/// The parameters of a layer, by their place in the arenas.
+#[derive(Debug)]
+pub(crate) struct Description {
+    attention: attention::Description,
+    norm: Id,
+    feed: FeedDescription,
+}
+
+#[derive(Debug)]
+enum FeedDescription {
+    Dense { gate_up: Id, down: Id },
+    Moe { router: Id, bias: Option<Id>, gate_up: Id, down: Id, shared: Option<(Id, Id)> },
+}
+
+pub(crate) fn describe(builder: &mut Builder, model: &Architecture, feed: &FeedConfig, layer: usize) -> Description {
+    let (h, names) = (model.hidden, &model.names);
+    let attention = model.attention.describe(builder, h, layer);
+    let prefix = format!("model.layers.{layer}");
+    let norm = builder.norm(format!("{prefix}.post_attention_layernorm.weight"), h);
+    let feed = match feed {
+        FeedConfig::Dense { width } => {
+            let (gate_up, down) = builder.mlp(&names.mlp, &format!("{prefix}.mlp"), h, *width);
+            FeedDescription::Dense { gate_up, down }
+        }
+        FeedConfig::Moe(moe) => {
+            let (e, i) = (moe.experts, moe.width);
+            let prefix = format!("{prefix}.{}", names.moe);
+            let router = builder.router(format!("{prefix}.gate.weight"), e, h);
+            let bias = moe.selection_bias.then(|| builder.bias(format!("{prefix}.gate.e_score_correction_bias"), e));
+            let (gate_up, down) = builder.experts(names, &format!("{prefix}.experts"), e, h, i);
+            let shared =
+                moe.shared_width.map(|width| builder.mlp(&names.mlp, &format!("{prefix}.shared_experts"), h, width));
+            FeedDescription::Moe { router, bias, gate_up, down, shared }
+        }
+    };
+    Description { attention, norm, feed }
+}
+
+/// The second half of a layer.
+#[derive(Debug)]
+pub(crate) enum Feed {
+    Dense(Box<Mlp>),
+    Moe(Box<Experts>),
+}
+
+/// A MoE layer with what changes between steps.
+#[derive(Debug)]
+pub(crate) struct Experts {
+    pub(crate) layer: Moe,
+    pub(crate) balancing: Balancing,
+    /// Counts of passes that must not count (evaluation).
+    uncounted: Tensor,
+    prepared: Option<MoeExperts>,
+}
+
+/// The state of aux-loss-free balancing.
+#[derive(Debug)]
+pub struct Balancing {
+    /// Selection bias, f32 `[experts]`; None in families without one.
+    pub bias: Option<Tensor>,
+    /// Choices of each expert on this rank since the last update, u32 `[experts]`.
+    pub counts: Tensor,
+}
+
+/// A transformer layer.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    attention: Attention,
+    norm: Norm,
+    pub(crate) feed: Feed,
+}
+
+/// What the backward pass needs.
+#[derive(Debug)]
+pub(crate) struct LayerSaved {
+    attention: AttentionSaved,
+    middle: Tensor,
+    normed: Normed,
+    feed: FeedSaved,
+}
+
+#[derive(Debug)]
+enum FeedSaved {
+    Dense(Box<MlpSaved>),
+    Moe(Box<MoeSaved>),
+}
+
+impl LayerSaved {
+    pub(crate) fn balance_loss(&self) -> Option<&Tensor> {
+        match &self.feed {
+            FeedSaved::Moe(saved) => saved.balance_loss(),
+            FeedSaved::Dense(_) => None,
+        }
+    }
+
+    /// Begins to bring back what is offloaded, in the order in which the backward pass takes it.
+    pub(crate) fn prefetch(&mut self, backend: &dyn Backend) -> Result<()> {
+        self.normed.prefetch(backend)?;
+        match &mut self.feed {
+            FeedSaved::Dense(saved) => saved.prefetch(backend)?,
+            FeedSaved::Moe(saved) => saved.prefetch(backend)?,
+        }
+        self.attention.prefetch(backend)
+    }
+}
+
+impl Description {
+    pub(crate) fn build(
+        &self,
+        backend: &dyn Backend,
+        model: &Architecture,
+        feed: &FeedConfig,
+        options: &Options,
+        params: &Params,
+        state: Option<&TrainState>,
+    ) -> Result<Layer> {
+        let weight = |id| params.weight(id, state);
+        let mlp = |(gate_up, down)| Ok(Mlp { gate_up: weight(gate_up)?, down: weight(down)? });
+        let feed = match (&self.feed, feed) {
+            (&FeedDescription::Dense { gate_up, down }, _) => Feed::Dense(Box::new(mlp((gate_up, down))?)),
+            (FeedDescription::Moe { router, bias, gate_up, down, shared }, FeedConfig::Moe(moe)) => {
+                let counts = || alloc(backend, DType::U32, &[moe.experts]);
+                let bias = bias.map(|id| params.selection_bias(id)).transpose()?;
+                let layer = Moe {
+                    router: moe.router(weight(*router)?, bias.clone(), options.balance_coefficient),
+                    gate_up: weight(*gate_up)?,
+                    down: weight(*down)?,
+                    recipe: options.recipe,
+                    shared: shared.map(mlp).transpose()?,
+                    chunks: options.chunks,
+                };
+                let (balancing, uncounted) = (Balancing { bias, counts: counts()? }, counts()?);
+                Fill { out: &uncounted, value: 0.0 }.run(backend)?;
+                Feed::Moe(Box::new(Experts { layer, balancing, uncounted, prepared: None }))
+            }
+            _ => unreachable!("a layer is built from its own configuration"),
+        };
+        let attention = self.attention.build(&model.attention, &model.rope, model.eps, params, state)?;
+        Ok(Layer { attention, norm: Norm { weight: weight(self.norm)?, eps: model.eps }, feed })
+    }
+}
+
+impl MoeConfig {
+    fn router(&self, weight: Weight, bias: Option<Tensor>, balance_coefficient: f64) -> Router {
+        Router {
+            weight,
+            bias,
+            score: self.score,
+            top_k: self.top_k,
+            groups: self.groups,
+            top_groups: self.top_groups,
+            normalize: self.normalize,
+            scale: single(self.scale),
+            balance: single(balance_coefficient),
+        }
+    }
+}
+
+impl Layer {
+    pub(crate) fn prepare(&mut self, backend: &dyn Backend) -> Result<()> {
+        if let Feed::Moe(moe) = &mut self.feed {
+            moe.prepared = Some(moe.layer.prepare(backend)?);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn forward(&self, c: Context<'_>, x: Tensor) -> Result<(Tensor, LayerSaved)> {
+        let (middle, attention) = self.attention.forward(c, x)?;
+        let mut normed = Normed::default();
+        let n = normed.get(c.backend, &self.norm, &middle)?;
+        let (y, feed) = match &self.feed {
+            Feed::Dense(mlp) => {
+                let mut saved = MlpSaved::default();
+                let y = mlp.forward(c.backend, c.tokens, &n, c.policy.mlp(), &mut saved)?;
+                (sum(c.backend, &y, &middle)?, FeedSaved::Dense(Box::new(saved)))
+            }
+            Feed::Moe(moe) => {
+                let mut saved = MoeSaved::default();
+                let counts = if c.counted { &moe.balancing.counts } else { &moe.uncounted };
+                let (residual, policy) = (Some(&middle), c.policy.moe());
+                let (layer, experts) = (&moe.layer, moe.prepared());
+                let y = layer.forward(c.backend, c.tokens, experts, &n, None, residual, counts, policy, &mut saved)?;
+                (y, FeedSaved::Moe(Box::new(saved)))
+            }
+        };
+        normed.settle(c.backend, c.policy.mlp_input)?;
+        Ok((y, LayerSaved { attention, middle, normed, feed }))
+    }
+
+    /// The gradient of the layer's input.
+    pub(crate) fn backward(&self, c: Context<'_>, dy: &Tensor, mut saved: LayerSaved) -> Result<Tensor> {
+        let n = saved.normed.get(c.backend, &self.norm, &saved.middle)?;
+        let d_normed = match (&self.feed, saved.feed) {
+            (Feed::Dense(mlp), FeedSaved::Dense(s)) => mlp.backward(c.backend, c.tokens, &n, dy, *s)?,
+            (Feed::Moe(moe), FeedSaved::Moe(s)) => {
+                moe.layer.backward(c.backend, c.tokens, moe.prepared(), &n, dy, *s)?
+            }
+            _ => unreachable!("a layer's saved activations are of its own kind"),
+        };
+        let d_middle = saved.normed.backward(c.backend, &self.norm, &saved.middle, &d_normed, Some(dy))?;
+        self.attention.backward(c, &d_middle, saved.attention)
+    }
+}
+
+impl Experts {
+    fn prepared(&self) -> &MoeExperts {
+        self.prepared.as_ref().expect("Model::prepare follows every change of the weights")
+    }
+}

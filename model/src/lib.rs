@@ -1,0 +1,42 @@
+//! Mixture-of-Experts language models over any backend of [`dropless_core`].
+//!
+//! Read in this order: [`families`] (what a published model is made of, one file a family), [`architecture`] (the parts),
+//! [`Model`] (forward and backward), [`nn`], [`attention`] and [`moe`] (the layers), [`Params`] and [`TrainState`] (weights;
+//! gradients and moments), [`optimizer`], [`hf`] (Hugging Face checkpoints in and out). `examples/moe_layer.rs` runs the
+//! Mixture-of-Experts layer alone.
+
+pub mod architecture;
+pub mod attention;
+pub mod collective;
+mod context;
+mod embedding;
+pub mod error;
+pub mod families;
+mod flops;
+mod head;
+pub mod hf;
+pub mod init;
+mod layer;
+mod model;
+pub mod moe;
+mod next_token;
+pub mod nn;
+pub mod optimizer;
+mod params;
+pub mod rope;
+mod train_state;
+
+pub use architecture::Architecture;
+pub use context::{Activations, Inputs, NextInputs};
+pub use error::{Error, Result};
+pub use families::ModelConfig;
+pub use layer::Balancing;
+pub use model::{Losses, Model, Options};
+pub use params::{Initial, Params, Piece};
+pub use train_state::{GradientSums, Moments, TrainState};
+
+/// A configured number as the f32 that the ops take, rounded once.
+#[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest f32 is what is meant")]
+pub fn single(x: f64) -> f32 {
+    x as f32
+}

@@ -1,0 +1,236 @@
+//! A model of any family over any backend, forward and backward. One [`Model`] is one rank's share: replicated weights in
+//! full, and the experts that live there.
+
+use dropless_core::ops::Fill;
+use dropless_core::{Backend, Result, Tensor};
+
+use crate::architecture::Architecture;
+use crate::context::{Activations, Context, Inputs};
+use crate::embedding::Embedding;
+use crate::head::{Head, HeadLoss};
+use crate::layer::{self, Balancing, Feed, Layer};
+use crate::moe::Recipe;
+use crate::next_token::{self, NextToken};
+use crate::nn::{Norm, Policy, Tokens};
+use crate::params::{Builder, Params};
+use crate::rope::Tables;
+use crate::train_state::TrainState;
+
+/// How a model computes, apart from its architecture.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Precision of operands.
+    pub recipe: Recipe,
+    /// Pieces in which a Mixture-of-Experts layer walks its tokens.
+    pub chunks: usize,
+    /// Largest worst case of such a piece, in bytes.
+    pub memory_budget: u64,
+    /// Coefficient of the auxiliary loss of one sequence, already divided by the sequences of a step; 0 for none.
+    pub balance_coefficient: f64,
+    /// What becomes of activations between the forward and the backward pass.
+    pub activations: Activations,
+    /// Whether gradients and optimizer state are allocated.
+    pub training: bool,
+}
+
+impl Default for Options {
+    /// A forward pass alone, in bf16.
+    fn default() -> Self {
+        Options {
+            recipe: Recipe::Bf16,
+            chunks: 1,
+            memory_budget: u64::MAX,
+            balance_coefficient: 0.0,
+            activations: Activations::default(),
+            training: false,
+        }
+    }
+}
+
+/// The losses of a micro-batch on one rank, still on the device.
+#[derive(Debug)]
+pub struct Losses {
+    /// Cross-entropy of each token, f32 `[tokens]`.
+    pub tokens: Tensor,
+    /// The same of the multi-token-prediction module.
+    pub next: Option<Tensor>,
+    /// The auxiliary loss of each sequence, one tensor for each MoE layer.
+    pub balance: Vec<Tensor>,
+}
+
+/// One rank's share of a model.
+#[derive(Debug)]
+pub struct Model {
+    /// Weights.
+    pub params: Params,
+    /// Gradients and optimizer state, of a model that is trained.
+    pub state: Option<TrainState>,
+    embedding: Embedding,
+    layers: Vec<Layer>,
+    head: Head,
+    next: Option<NextToken>,
+    rope: Tables,
+    activations: Activations,
+}
+
+impl Model {
+    /// A model with undefined weights; [`Model::initialise`] or [`crate::hf::load`] fills them.
+    ///
+    /// # Errors
+    /// [`dropless_core::Error::Capacity`] when the memory is not there, also for the worst case of the experts.
+    pub fn new(backend: &dyn Backend, model: &Architecture, options: &Options, tokens: &Tokens) -> Result<Model> {
+        let (h, element) = (model.hidden, options.recipe.element());
+        let mut builder = Builder::new(backend);
+        let table = builder.matrix("model.embed_tokens.weight".into(), &[model.vocab, h]);
+        let layers: Vec<_> =
+            model.layers.iter().enumerate().map(|(i, feed)| layer::describe(&mut builder, model, feed, i)).collect();
+        let norm = builder.norm("model.norm.weight".into(), h);
+        let output = match model.tied {
+            true => table,
+            false => builder.matrix("lm_head.weight".into(), &[model.vocab, h]),
+        };
+        let next = next_token::describe(&mut builder, model);
+        let params = builder.build(backend, element)?;
+        let state = options.training.then(|| TrainState::new(backend, &params, tokens)).transpose()?;
+        let weight = |id| params.weight(id, state.as_ref());
+        let norm_of = |id| Ok(Norm { weight: weight(id)?, eps: model.eps });
+        let head = |norm| Ok(Head { norm: norm_of(norm)?, output: weight(output)? });
+        let built = |d: &layer::Description, feed| d.build(backend, model, feed, options, &params, state.as_ref());
+        let next = match (next, &model.next) {
+            (Some(d), Some(feed)) => Some(NextToken {
+                embedding_norm: norm_of(d.embedding_norm)?,
+                hidden_norm: norm_of(d.hidden_norm)?,
+                project: weight(d.project)?,
+                layer: built(&d.layer, feed)?,
+                head: head(d.head_norm)?,
+            }),
+            _ => None,
+        };
+        let model = Model {
+            embedding: Embedding { table: weight(table)?, element },
+            layers: layers.iter().zip(&model.layers).map(|(d, feed)| built(d, feed)).collect::<Result<_>>()?,
+            head: head(norm)?,
+            next,
+            rope: Tables::new(backend, &model.rope, tokens.sequence())?,
+            activations: options.activations,
+            state,
+            params,
+        };
+        for layer in model.all_layers() {
+            if let Feed::Moe(moe) = &layer.feed {
+                moe.layer.check_budget(backend, tokens, options.memory_budget)?;
+            }
+        }
+        Ok(model)
+    }
+
+    fn all_layers(&self) -> impl Iterator<Item = &Layer> {
+        self.layers.iter().chain(self.next.iter().map(|n| &n.layer))
+    }
+
+    /// Selection bias and expert counts of each MoE layer, in order.
+    pub fn balancing(&self) -> impl Iterator<Item = &Balancing> {
+        self.all_layers().filter_map(|l| match &l.feed {
+            Feed::Moe(moe) => Some(&moe.balancing),
+            Feed::Dense(_) => None,
+        })
+    }
+
+    /// Brings the weights into the form of the products, after the master weights were written from outside.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub fn refresh(&mut self, backend: &dyn Backend) -> Result<()> {
+        self.params.refresh(backend)?;
+        self.prepare(backend)
+    }
+
+    /// The same after the optimizer changed the weights, which rounds them itself.
+    pub(crate) fn prepare(&mut self, backend: &dyn Backend) -> Result<()> {
+        self.layers.iter_mut().chain(self.next.iter_mut().map(|n| &mut n.layer)).try_for_each(|l| l.prepare(backend))
+    }
+
+    /// The hidden state after the last layer, of a pass that no backward pass follows: nothing is kept.
+    fn infer<'a>(
+        &'a self,
+        backend: &'a dyn Backend,
+        tokens: &'a Tokens,
+        inputs: &'a Inputs,
+    ) -> Result<(Context<'a>, Tensor)> {
+        let policy = Activations::all(Policy::Recompute);
+        let c = Context { backend, tokens, inputs, rope: &self.rope, policy, counted: false };
+        let first = self.embedding.forward(backend, &inputs.ids)?;
+        let hidden =
+            self.layers.iter().try_fold(first, |x, layer| Ok::<_, dropless_core::Error>(layer.forward(c, x)?.0))?;
+        Ok((c, hidden))
+    }
+
+    /// Logits, f32 `[tokens, vocabulary]`.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub fn logits(&self, backend: &dyn Backend, tokens: &Tokens, inputs: &Inputs) -> Result<Tensor> {
+        let (c, hidden) = self.infer(backend, tokens, inputs)?;
+        self.head.logits(c, &hidden)
+    }
+
+    /// The loss of each token, f32 `[tokens]`; gradients and expert counts stay as they are.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub fn evaluate(&self, backend: &dyn Backend, tokens: &Tokens, inputs: &Inputs) -> Result<Tensor> {
+        let (c, hidden) = self.infer(backend, tokens, inputs)?;
+        self.head.evaluate(c, &hidden)
+    }
+
+    /// Forward and backward: adds to the gradients and to the expert counts.
+    ///
+    /// # Errors
+    /// Those of the ops; [`dropless_core::Error::Argument`] of a model that is not trained.
+    pub fn step(&self, backend: &dyn Backend, tokens: &Tokens, inputs: &Inputs) -> Result<Losses> {
+        let c = Context { backend, tokens, inputs, rope: &self.rope, policy: self.activations, counted: true };
+        let mut hidden = self.embedding.forward(backend, &inputs.ids)?;
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            let (y, saved) = layer.forward(c, hidden)?;
+            hidden = y;
+            layers.push(saved);
+        }
+        let mut balance: Vec<Tensor> = layers.iter().filter_map(|s| s.balance_loss().cloned()).collect();
+        let (mut residual, mut next_loss) = (None, None);
+        if let (Some(next), Some(more)) = (&self.next, &inputs.next) {
+            let step = next.step(c, more, &self.embedding, &hidden)?;
+            residual = Some(step.d_hidden);
+            next_loss = Some(step.loss);
+            balance.extend(step.balance);
+        }
+        let HeadLoss { loss, mut d_hidden } =
+            self.head.step(c, &hidden, &inputs.targets, &inputs.scale, residual.as_ref())?;
+        // The last layers' inputs are let go of as soon as nothing needs them.
+        drop((hidden, residual));
+        for layer in self.layers.iter().rev() {
+            let saved = layers.pop().expect("one for each layer");
+            // What the layer before needs travels while this one computes.
+            if let Some(before) = layers.last_mut() {
+                before.prefetch(backend)?;
+            }
+            d_hidden = layer.backward(c, &d_hidden, saved)?;
+        }
+        self.embedding.backward(backend, &inputs.ids, &d_hidden)?;
+        Ok(Losses { tokens: loss, next: next_loss, balance })
+    }
+
+    /// Sets every gradient and every expert count to zero.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub fn clear_gradients(&self, backend: &dyn Backend) -> Result<()> {
+        if let Some(state) = &self.state {
+            state.clear_gradients(backend)?;
+        }
+        for balancing in self.balancing() {
+            Fill { out: &balancing.counts, value: 0.0 }.run(backend)?;
+        }
+        Ok(())
+    }
+}
