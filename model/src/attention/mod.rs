@@ -86,8 +86,8 @@ pub(crate) enum Description {
 /// Attention with its norm and its residual: `x + o(attention(norm(x)))`.
 #[derive(Debug)]
 pub(crate) enum Attention {
-    Mla(Mla),
-    Gqa(Gqa),
+    Mla(Box<Mla>),
+    Gqa(Box<Gqa>),
 }
 
 /// What the backward pass of an [`Attention`] needs.
@@ -107,8 +107,12 @@ impl Description {
         state: Option<&TrainState>,
     ) -> Result<Attention> {
         match (self, config) {
-            (Description::Mla(d), AttentionConfig::Mla(c)) => Ok(Attention::Mla(d.build(c, rope, eps, params, state)?)),
-            (Description::Gqa(d), AttentionConfig::Gqa(c)) => Ok(Attention::Gqa(d.build(c, eps, params, state)?)),
+            (Description::Mla(d), AttentionConfig::Mla(c)) => {
+                Ok(Attention::Mla(Box::new(d.build(c, rope, eps, params, state)?)))
+            }
+            (Description::Gqa(d), AttentionConfig::Gqa(c)) => {
+                Ok(Attention::Gqa(Box::new(d.build(c, eps, params, state)?)))
+            }
             _ => unreachable!("an attention is built from its own configuration"),
         }
     }

@@ -195,13 +195,13 @@ impl ModelConfig {
     }
 }
 
-fn has_null(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Object(fields) => fields.values().any(has_null),
-        Value::Array(values) => values.iter().any(has_null),
-        _ => false,
-    }
+/// The path of the first null.
+fn null(fields: &Map<String, Value>) -> Option<String> {
+    fields.iter().find_map(|(key, value)| match value {
+        Value::Null => Some(key.clone()),
+        Value::Object(inner) => null(inner).map(|path| format!("{key}.{path}")),
+        _ => None,
+    })
 }
 
 impl Serialize for ModelConfig {
@@ -218,8 +218,8 @@ impl<'de> Deserialize<'de> for ModelConfig {
         let mut fields = Map::deserialize(deserializer)?;
         let custom = serde::de::Error::custom;
         // What is no number in JSON arrives as null, and absent keys are left out.
-        if let Some((key, _)) = fields.iter().find(|(_, value)| has_null(value)) {
-            return Err(custom(format!("{key} has a number that is not finite")));
+        if let Some(path) = null(&fields) {
+            return Err(custom(format!("{path} is not a finite number")));
         }
         match fields.remove("family") {
             Some(Value::String(family)) => ModelConfig::of_family(&family, fields).map_err(custom),

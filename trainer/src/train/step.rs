@@ -160,7 +160,6 @@ mod tests {
     use dropless_core::ops::NONE;
 
     use super::*;
-    use crate::train::state;
 
     /// Two sequences of four tokens; one target counts in the first, three in the second.
     fn batch() -> Batch {
@@ -181,8 +180,9 @@ mod tests {
         let host = Host::new(HostOptions { numerics: NumericModel::F32, ..HostOptions::default() }).unwrap();
         let backend: &dyn Backend = &host;
         let tokens = Tokens::new(backend, micro, 4, 1).unwrap();
-        let mut model = Model::new(backend, &config, &tokens).unwrap();
-        state::initialise(backend, &mut model, 1, 0.3).unwrap();
+        let parts = config.model.architecture();
+        let mut model = Model::new(backend, &parts, &config.options(), &tokens).unwrap();
+        model.initialise(backend, 1, 0.3).unwrap();
         let (result, ..) = gradients(backend, &config, &tokens, &model, &batch()).unwrap();
         // The same from the losses of the tokens: the sum over the targets, whatever micro-step they are in.
         let sum = evaluate(backend, &config, &tokens, &model, &batch()).unwrap();
