@@ -6,6 +6,7 @@ use dropless_core::{Backend, DType, Result, Tensor};
 use crate::architecture::{Architecture, Feed as FeedConfig, MoeConfig};
 use crate::attention::{self, Attention, AttentionSaved};
 use crate::context::{Context, alloc, sum};
+use crate::decode::{Kept, NewRows};
 use crate::model::Options;
 use crate::moe::{Moe, MoeExperts, MoeSaved, Router};
 use crate::nn::{Mlp, MlpSaved, Norm, Normed, Weight};
@@ -181,25 +182,42 @@ impl Layer {
 
     pub(crate) fn forward(&self, c: Context<'_>, x: Tensor) -> Result<(Tensor, LayerSaved)> {
         let (middle, attention) = self.attention.forward(c, x)?;
+        let (y, normed, feed) = self.feed_forward(c, &middle)?;
+        Ok((y, LayerSaved { attention, middle, normed, feed }))
+    }
+
+    /// The second half: norm, MLP or experts, residual.
+    fn feed_forward(&self, c: Context<'_>, middle: &Tensor) -> Result<(Tensor, Normed, FeedSaved)> {
         let mut normed = Normed::default();
-        let n = normed.get(c.backend, &self.norm, &middle)?;
+        let n = normed.get(c.backend, &self.norm, middle)?;
         let (y, feed) = match &self.feed {
             Feed::Dense(mlp) => {
                 let mut saved = MlpSaved::default();
                 let y = mlp.forward(c.backend, c.tokens, &n, c.policy.mlp(), &mut saved)?;
-                (sum(c.backend, &y, &middle)?, FeedSaved::Dense(Box::new(saved)))
+                (sum(c.backend, &y, middle)?, FeedSaved::Dense(Box::new(saved)))
             }
             Feed::Moe(moe) => {
                 let mut saved = MoeSaved::default();
                 let counts = if c.counted { &moe.balancing.counts } else { &moe.uncounted };
-                let (residual, policy) = (Some(&middle), c.policy.moe());
-                let (layer, experts) = (&moe.layer, moe.prepared());
-                let y = layer.forward(c.backend, c.tokens, experts, &n, None, residual, counts, policy, &mut saved)?;
+                let (layer, experts, policy) = (&moe.layer, moe.prepared(), c.policy.moe());
+                let y =
+                    layer.forward(c.backend, c.tokens, experts, &n, None, Some(middle), counts, policy, &mut saved)?;
                 (y, FeedSaved::Moe(Box::new(saved)))
             }
         };
         normed.settle(c.backend, c.policy.mlp_input)?;
-        Ok((y, LayerSaved { attention, middle, normed, feed }))
+        Ok((y, normed, feed))
+    }
+
+    /// The layer for new rows of several sequences, each on what is kept of it.
+    pub(crate) fn decode(&self, c: Context<'_>, x: &Tensor, rows: &[NewRows], kept: &[Kept]) -> Result<Tensor> {
+        let middle = self.attention.decode(c, x, rows, kept)?;
+        Ok(self.feed_forward(c, &middle)?.0)
+    }
+
+    /// What it keeps of a token for generation, in elements.
+    pub(crate) fn cached_widths(&self) -> [usize; 2] {
+        self.attention.cached_widths()
     }
 
     /// The gradient of the layer's input.

@@ -9,6 +9,7 @@ pub mod architecture;
 pub mod attention;
 pub mod collective;
 mod context;
+mod decode;
 mod embedding;
 pub mod error;
 pub mod families;
@@ -28,6 +29,7 @@ mod train_state;
 
 pub use architecture::Architecture;
 pub use context::{Activations, Inputs, NextInputs};
+pub use decode::Cache;
 pub use error::{Error, Result};
 pub use families::ModelConfig;
 pub use layer::Balancing;

@@ -2,7 +2,7 @@
 //! full, and the experts that live there.
 
 use dropless_core::ops::Fill;
-use dropless_core::{Backend, Result, Tensor};
+use dropless_core::{Backend, DType, Result, Tensor};
 
 use crate::architecture::Architecture;
 use crate::context::{Activations, Context, Inputs};
@@ -150,15 +150,54 @@ impl Model {
         self.layers.iter_mut().chain(self.next.iter_mut().map(|n| &mut n.layer)).try_for_each(|l| l.prepare(backend))
     }
 
-    /// The hidden state after the last layer, of a pass that no backward pass follows: nothing is kept.
+    /// Longest sequence.
+    pub(crate) fn positions(&self) -> usize {
+        self.rope.cos.rows()
+    }
+
+    /// Element type of activations.
+    pub(crate) fn element(&self) -> DType {
+        self.embedding.element
+    }
+
+    pub(crate) fn embed(&self, backend: &dyn Backend, ids: &Tensor) -> Result<Tensor> {
+        self.embedding.forward(backend, ids)
+    }
+
+    /// The layers of the main model.
+    pub(crate) fn layers(&self) -> impl Iterator<Item = &Layer> {
+        self.layers.iter()
+    }
+
+    /// What each layer keeps of a token for generation, in elements.
+    pub(crate) fn cached_widths(&self) -> impl Iterator<Item = [usize; 2]> {
+        self.layers.iter().map(Layer::cached_widths)
+    }
+
+    /// Logits of hidden states, f32 `[tokens, vocabulary]`.
+    pub(crate) fn logits_of(&self, c: Context<'_>, hidden: &Tensor) -> Result<Tensor> {
+        self.head.logits(c, hidden)
+    }
+
+    /// A pass that no backward pass follows: nothing is kept, and no choice of experts counts.
+    pub(crate) fn inference<'a>(
+        &'a self,
+        backend: &'a dyn Backend,
+        tokens: &'a Tokens,
+        inputs: &'a Inputs,
+    ) -> Context<'a> {
+        let policy = Activations::all(Policy::Recompute);
+        Context { backend, tokens, inputs, rope: &self.rope, policy, counted: false }
+    }
+
+    /// The hidden state after the last layer of such a pass.
     fn infer<'a>(
         &'a self,
         backend: &'a dyn Backend,
         tokens: &'a Tokens,
         inputs: &'a Inputs,
     ) -> Result<(Context<'a>, Tensor)> {
-        let policy = Activations::all(Policy::Recompute);
-        let c = Context { backend, tokens, inputs, rope: &self.rope, policy, counted: false };
+        let c = self.inference(backend, tokens, inputs);
         let first = self.embedding.forward(backend, &inputs.ids)?;
         let hidden =
             self.layers.iter().try_fold(first, |x, layer| Ok::<_, dropless_core::Error>(layer.forward(c, x)?.0))?;

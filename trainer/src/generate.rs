@@ -1,12 +1,11 @@
 //! Text from a checkpoint.
 //!
-//! Each token is computed from the whole visible context. A row's bits do not depend on what stands beside it, so keys and
-//! values from a cache would be the same ones.
+//! A row's bits do not depend on what stands beside it, so keys and values from a cache are the ones of a pass over the
+//! whole text, and several prompts go together.
 
-use dropless_core::ops::NONE;
-use dropless_core::{Backend, DType};
+use dropless_core::{Backend, Tensor};
+use dropless_model::Model;
 use dropless_model::nn::Tokens;
-use dropless_model::{Inputs, Model};
 
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, MoeConfig};
@@ -41,52 +40,91 @@ impl Generator {
         Ok(Generator { backend, model, window })
     }
 
-    /// Logits of the token after `ids`, of which the last [`sequence_length`](crate::config::TrainConfig) count.
-    fn logits(&self, ids: &[u32]) -> Result<Vec<f32>> {
-        let backend = &*self.backend;
-        let context = &ids[ids.len().saturating_sub(self.window)..];
-        let len = context.len();
-        let tokens = Tokens::new(backend, 1, len, 1)?;
-        let positions: Vec<u32> = (0u32..).take(len).collect();
-        let put = |values: &[u32]| backend.upload(DType::U32, &[len], values);
-        let inputs = Inputs {
-            ids: put(context)?,
-            targets: put(&vec![NONE; len])?,
-            positions: put(&positions)?,
-            start: put(&vec![0; len])?,
-            scale: backend.upload(DType::F32, &[1], &[0.0f32])?,
-            next: None,
-        };
-        let logits = self.model.logits(backend, &tokens, &inputs)?;
-        Ok(backend.download(&logits.index(len - 1)?)?)
+    /// The byte after `text`, number `position` of its continuation, from one pass over the context; None at the end of the
+    /// document.
+    ///
+    /// # Errors
+    /// As [`continue_texts`](Generator::continue_texts).
+    pub fn next_byte(&self, text: &[u8], position: u64, sampling: &Sampling) -> Result<Option<u8>> {
+        let context: Vec<u32> = text[text.len().saturating_sub(self.window)..].iter().map(|&b| b.into()).collect();
+        let mut cache = self.model.cache(&*self.backend, 1)?;
+        let logits = self.model.decode(&*self.backend, &mut cache, &[&context])?;
+        self.choose(&logits.index(0)?, position, sampling)
     }
 
-    /// Continues `prompt` by at most `tokens` tokens, up to the end of the document; `on_bytes` sees each byte at once.
+    fn choose(&self, logits: &Tensor, position: u64, sampling: &Sampling) -> Result<Option<u8>> {
+        let mut logits: Vec<f32> = self.backend.download(logits)?;
+        // Ids past the end token pad the vocabulary and stand for nothing.
+        logits.truncate(END as usize + 1);
+        Ok(sampling.choose(&logits, position).and_then(|id| u8::try_from(id).ok()))
+    }
+
+    /// Continues each prompt by at most `tokens` tokens, up to the end of the document; `on_bytes` sees the number of a
+    /// prompt and each byte of its text at once. A text does not depend on the other prompts.
+    ///
+    /// The last [`sequence_length`](crate::config::TrainConfig) tokens are the context. As long as there are no more, each
+    /// pass computes the new tokens alone, on the keys and values of the ones before.
     ///
     /// # Errors
     /// [`Error::Usage`] for an empty prompt; those of the ops.
-    pub fn continue_text(
+    pub fn continue_texts(
         &self,
-        prompt: &[u8],
+        prompts: &[&[u8]],
         tokens: usize,
         sampling: &Sampling,
-        mut on_bytes: impl FnMut(&[u8]),
-    ) -> Result<Vec<u8>> {
-        if prompt.is_empty() {
+        mut on_bytes: impl FnMut(usize, &[u8]),
+    ) -> Result<Vec<Vec<u8>>> {
+        if prompts.iter().any(|prompt| prompt.is_empty()) {
             return Err(Error::Usage("the prompt is empty, but the model continues text".into()));
         }
-        let mut ids: Vec<u32> = prompt.iter().map(|&b| u32::from(b)).collect();
-        let mut text = Vec::new();
+        let backend = &*self.backend;
+        let mut cache = self.model.cache(backend, prompts.len())?;
+        let mut texts: Vec<Text> = prompts.iter().map(|prompt| Text::new(prompt)).collect();
         for position in 0..tokens as u64 {
-            let mut logits = self.logits(&ids)?;
-            // Ids past the end token pad the vocabulary and stand for nothing.
-            logits.truncate(END as usize + 1);
-            let Some(id) = sampling.choose(&logits, position).filter(|&id| id != END) else { break };
-            let Ok(byte) = u8::try_from(id) else { break };
-            on_bytes(&[byte]);
-            text.push(byte);
-            ids.push(id);
+            for (sequence, text) in texts.iter_mut().enumerate() {
+                if text.ids.len() > self.window && !text.done {
+                    // Every position moves, so nothing that was kept is of use.
+                    cache.clear(sequence);
+                    text.seen = text.ids.len() - self.window;
+                }
+            }
+            let new: Vec<&[u32]> = texts.iter().map(Text::unseen).collect();
+            if new.iter().all(|ids| ids.is_empty()) {
+                break;
+            }
+            let logits = self.model.decode(backend, &mut cache, &new)?;
+            for (sequence, text) in texts.iter_mut().enumerate().filter(|(_, text)| !text.done) {
+                text.seen = text.ids.len();
+                match self.choose(&logits.index(sequence)?, position, sampling)? {
+                    Some(byte) => {
+                        on_bytes(sequence, &[byte]);
+                        text.ids.push(byte.into());
+                    }
+                    None => text.done = true,
+                }
+            }
         }
-        Ok(text)
+        let bytes = |id: &u32| u8::try_from(*id).expect("a token of a text is a byte");
+        Ok(texts.iter().map(|text| text.ids[text.prompt..].iter().map(bytes).collect()).collect())
+    }
+}
+
+/// A text under way.
+struct Text {
+    ids: Vec<u32>,
+    prompt: usize,
+    /// Tokens that the cache has, or that lie before the context.
+    seen: usize,
+    done: bool,
+}
+
+impl Text {
+    fn new(prompt: &[u8]) -> Text {
+        Text { ids: prompt.iter().map(|&b| b.into()).collect(), prompt: prompt.len(), seen: 0, done: false }
+    }
+
+    /// What the model has to see next.
+    fn unseen(&self) -> &[u32] {
+        if self.done { &[] } else { &self.ids[self.seen..] }
     }
 }

@@ -9,6 +9,7 @@ use dropless_core::{Backend, Result, Tensor};
 
 use super::softmax::{Heads, SoftmaxSaved};
 use crate::context::{Context, alloc, sum};
+use crate::decode::{Kept, NewRows};
 use crate::nn::{Norm, Normed, Weight, dgrad, forward, wgrad};
 use crate::params::{Builder, Id, Params};
 use crate::single;
@@ -115,6 +116,11 @@ pub(crate) struct Saved {
 }
 
 impl Saved {
+    fn new(x: Tensor) -> Saved {
+        let (normed, softmax) = (Normed::default(), SoftmaxSaved::default());
+        Saved { x, normed, projected: Default::default(), rstd: None, softmax }
+    }
+
     pub(super) fn prefetch(&mut self, backend: &dyn Backend) -> Result<()> {
         self.softmax.prefetch(backend)?;
         self.projected.iter_mut().try_for_each(|p| p.prefetch(backend))?;
@@ -197,8 +203,7 @@ impl Gqa {
     }
 
     pub(super) fn forward(&self, c: Context<'_>, x: Tensor) -> Result<(Tensor, Saved)> {
-        let (normed, softmax) = (Normed::default(), SoftmaxSaved::default());
-        let mut s = Saved { x, normed, projected: Default::default(), rstd: None, softmax };
+        let mut s = Saved::new(x);
         let out = self.attended(c, &mut s)?;
         let y = forward(c.backend, c.tokens, &out, &self.output, out.dtype())?;
         let y = sum(c.backend, &s.x, &y)?;
@@ -206,6 +211,24 @@ impl Gqa {
         s.projected.iter_mut().try_for_each(|p| p.settle(c.backend, c.policy.qkv))?;
         s.softmax.settle(c)?;
         Ok((y, s))
+    }
+
+    pub(super) fn cached_widths(&self) -> [usize; 2] {
+        [self.columns[1], self.columns[2]]
+    }
+
+    pub(super) fn decode(&self, c: Context<'_>, x: &Tensor, rows: &[NewRows], kept: &[Kept]) -> Result<Tensor> {
+        let mut s = Saved::new(x.clone());
+        let [q, k, v] = self.qkv(c, &mut s)?;
+        let out = alloc(c.backend, q.dtype(), q.shape())?;
+        for (rows, [keys, values]) in rows.iter().zip(kept).filter(|(rows, _)| rows.count > 0) {
+            let (keys, values) = (rows.keep(c.backend, &k, keys)?, rows.keep(c.backend, &v, values)?);
+            let attended = self.heads.last_rows(c.backend, &rows.of(&q)?, &keys, &values)?;
+            let (out, width) = (rows.of(&out)?, attended.cols());
+            CopyColumns { x: &attended, x_column: 0, out: &out, out_column: 0, width }.run(c.backend)?;
+        }
+        let y = forward(c.backend, c.tokens, &out, &self.output, out.dtype())?;
+        sum(c.backend, x, &y)
     }
 
     pub(super) fn backward(&self, c: Context<'_>, dy: &Tensor, mut s: Saved) -> Result<Tensor> {

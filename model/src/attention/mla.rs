@@ -4,11 +4,12 @@
 //! Each activation that the backward pass needs has a function here that loads it, or computes it from the ones before
 //! it and saves it. The forward pass calls the last of them; so does a backward pass after recomputation was asked for.
 
-use dropless_core::ops::{CopyColumns, Mla as MlaOp, MlaGrad, MlaShape};
+use dropless_core::ops::{CopyColumns, Fill, Mla as MlaOp, MlaGrad, MlaShape};
 use dropless_core::{Backend, Result, Tensor};
 
 use super::softmax::{Heads, SoftmaxSaved};
 use crate::context::{Context, alloc, sum};
+use crate::decode::{Kept, NewRows};
 use crate::nn::{Norm, Normed, Weight, dgrad, forward, wgrad};
 use crate::params::{Builder, Id, Params};
 use crate::rope::Rope;
@@ -207,16 +208,29 @@ impl Mla {
         let q_input = self.q_input(c, s)?;
         let q_in = forward(c.backend, c.tokens, &q_input, &self.q_b, q_input.dtype())?;
         let kv_normed = self.kv_normed(c, s)?;
-        let kv = forward(c.backend, c.tokens, &kv_normed, &self.kv_b, q_in.dtype())?;
         let (_, k_rope) = self.kv_latent(c, s)?;
+        let qkv = self.assemble(c, &q_in, &kv_normed, &k_rope, &c.inputs.positions)?;
+        Ok(s.softmax.set_qkv(qkv))
+    }
+
+    /// Queries, keys and values of projected queries, normalised latents and rotary keys, `c.tokens` rows of each.
+    fn assemble(
+        &self,
+        c: Context<'_>,
+        q_in: &Tensor,
+        kv_normed: &Tensor,
+        k_rope: &Tensor,
+        positions: &Tensor,
+    ) -> Result<[Tensor; 3]> {
+        let kv = forward(c.backend, c.tokens, kv_normed, &self.kv_b, q_in.dtype())?;
         let q = alloc(c.backend, q_in.dtype(), q_in.shape())?;
         let k = alloc(c.backend, q_in.dtype(), q_in.shape())?;
         let v = alloc(c.backend, q_in.dtype(), &[q_in.rows(), self.shape.heads * self.shape.v])?;
         MlaOp {
-            q_in: &q_in,
+            q_in,
             kv: &kv,
-            k_rope: &k_rope,
-            positions: &c.inputs.positions,
+            k_rope,
+            positions,
             cos: &c.rope.cos,
             sin: &c.rope.sin,
             q: &q,
@@ -225,7 +239,7 @@ impl Mla {
             shape: self.shape,
         }
         .run(c.backend)?;
-        Ok(s.softmax.set_qkv([q, k, v]))
+        Ok([q, k, v])
     }
 
     fn attended(&self, c: Context<'_>, s: &mut Saved) -> Result<Tensor> {
@@ -246,6 +260,37 @@ impl Mla {
         }
         s.softmax.settle(c)?;
         Ok((y, s))
+    }
+
+    pub(super) fn cached_widths(&self) -> [usize; 2] {
+        [self.kv_b.value.shape()[2], self.shape.rope]
+    }
+
+    /// Keys and values are made anew from the latents that are kept, which are far smaller.
+    pub(super) fn decode(&self, c: Context<'_>, x: &Tensor, rows: &[NewRows], kept: &[Kept]) -> Result<Tensor> {
+        let mut s = Saved::new(x.clone());
+        let q_input = self.q_input(c, &mut s)?;
+        let q_in = forward(c.backend, c.tokens, &q_input, &self.q_b, q_input.dtype())?;
+        let kv_normed = self.kv_normed(c, &mut s)?;
+        let (_, k_rope) = self.kv_latent(c, &mut s)?;
+        let out = alloc(c.backend, x.dtype(), &[q_in.rows(), self.shape.heads * self.shape.v])?;
+        for (rows, [latents, rotary]) in rows.iter().zip(kept).filter(|(rows, _)| rows.count > 0) {
+            let latents = rows.keep(c.backend, &kv_normed, latents)?;
+            let rotary = rows.keep(c.backend, &k_rope, rotary)?;
+            let length = rows.length();
+            // The op turns a query for each key; those of earlier rows are of no use.
+            let all = alloc(c.backend, q_in.dtype(), &[length, q_in.cols()])?;
+            Fill { out: &all, value: 0.0 }.run(c.backend)?;
+            let (last, width) = (all.slice(rows.before, length)?, q_in.cols());
+            CopyColumns { x: &rows.of(&q_in)?, x_column: 0, out: &last, out_column: 0, width }.run(c.backend)?;
+            let whole = Context { tokens: &rows.whole, ..c };
+            let [q, k, v] = self.assemble(whole, &all, &latents, &rotary, &rows.positions)?;
+            let attended = self.heads.last_rows(c.backend, &q.slice(rows.before, length)?, &k, &v)?;
+            let (out, width) = (rows.of(&out)?, attended.cols());
+            CopyColumns { x: &attended, x_column: 0, out: &out, out_column: 0, width }.run(c.backend)?;
+        }
+        let projected = forward(c.backend, c.tokens, &out, &self.output, out.dtype())?;
+        sum(c.backend, x, &projected)
     }
 
     pub(super) fn backward(&self, c: Context<'_>, dy: &Tensor, mut s: Saved) -> Result<Tensor> {

@@ -8,6 +8,7 @@ mod softmax;
 use dropless_core::{Backend, Result, Tensor};
 
 use crate::context::Context;
+use crate::decode::{Kept, NewRows};
 use crate::params::{Builder, Params};
 use crate::rope::Rope;
 use crate::train_state::TrainState;
@@ -123,6 +124,22 @@ impl Attention {
         match self {
             Attention::Mla(a) => a.forward(c, x).map(|(y, saved)| (y, AttentionSaved::Mla(Box::new(saved)))),
             Attention::Gqa(a) => a.forward(c, x).map(|(y, saved)| (y, AttentionSaved::Gqa(Box::new(saved)))),
+        }
+    }
+
+    /// The same for new rows of several sequences, each on what is kept of it.
+    pub(crate) fn decode(&self, c: Context<'_>, x: &Tensor, rows: &[NewRows], kept: &[Kept]) -> Result<Tensor> {
+        match self {
+            Attention::Mla(a) => a.decode(c, x, rows, kept),
+            Attention::Gqa(a) => a.decode(c, x, rows, kept),
+        }
+    }
+
+    /// What it keeps of a token for generation, in elements.
+    pub(crate) fn cached_widths(&self) -> [usize; 2] {
+        match self {
+            Attention::Mla(a) => a.cached_widths(),
+            Attention::Gqa(a) => a.cached_widths(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Softmax attention between projections, with the activations that its backward pass needs.
 
-use dropless_core::ops::{Attention, AttentionBackward, AttentionForward, AttentionShape};
+use dropless_core::ops::{Attention, AttentionBackward, AttentionForward, AttentionShape, CopyColumns, Fill};
 use dropless_core::{Backend, DType, Result, Tensor};
 
 use crate::context::{Context, alloc};
@@ -41,6 +41,26 @@ impl Heads {
         let (start, shape) = (Some(&c.inputs.start), self.shape(c));
         Attention::Forward(AttentionForward { q, k, v, start, out: &out, lse: &lse, shape }).run(c.backend)?;
         Ok((out, lse))
+    }
+}
+
+impl Heads {
+    /// The result for the last rows of a sequence, `[rows, heads * v_dim]`: queries of these rows, and keys and values of
+    /// the whole sequence.
+    pub(super) fn last_rows(self, backend: &dyn Backend, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let Heads { heads, kv_heads, qk_dim, v_dim, scale } = self;
+        let (sequence, first) = (k.rows(), k.rows() - q.rows());
+        // The op wants a query for each key. Those of earlier rows are computed for nothing.
+        let all = alloc(backend, q.dtype(), &[sequence, q.cols()])?;
+        Fill { out: &all, value: 0.0 }.run(backend)?;
+        let last = all.slice(first, sequence)?;
+        CopyColumns { x: q, x_column: 0, out: &last, out_column: 0, width: q.cols() }.run(backend)?;
+        let out = alloc(backend, v.dtype(), &[sequence, heads * v_dim])?;
+        let lse = alloc(backend, DType::F32, &[sequence, heads])?;
+        let shape = AttentionShape { batch: 1, sequence, heads, kv_heads, qk_dim, v_dim, scale };
+        let op = AttentionForward { q: &all, k, v, start: None, out: &out, lse: &lse, shape };
+        Attention::Forward(op).run(backend)?;
+        out.slice(first, sequence)
     }
 }
 

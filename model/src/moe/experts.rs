@@ -30,6 +30,9 @@ pub enum Recipe {
 }
 
 impl Recipe {
+    /// Every recipe.
+    pub const ALL: [Recipe; 4] = [Recipe::F32, Recipe::Bf16, Recipe::Mxfp8, Recipe::Fp8Block];
+
     /// Element type of activations and of the weights in products.
     pub fn element(self) -> DType {
         if self == Recipe::F32 { DType::F32 } else { DType::Bf16 }

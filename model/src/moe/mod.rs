@@ -113,6 +113,14 @@ pub struct MoeExperts {
 }
 
 impl Moe {
+    /// A layer without a shared expert that walks its tokens in one piece.
+    ///
+    /// # Shape
+    /// See the fields.
+    pub fn new(router: Router, gate_up: Weight, down: Weight, recipe: Recipe) -> Moe {
+        Moe { router, gate_up, down, recipe, shared: None, chunks: 1 }
+    }
+
     /// Brings the expert weights into the form of the recipe's products.
     ///
     /// # Errors

@@ -29,6 +29,17 @@ pub struct Router {
     pub balance: f32,
 }
 
+impl Router {
+    /// Softmax or sigmoid scores, the `top_k` best, weights that add up to 1; no groups, bias or auxiliary loss.
+    ///
+    /// # Shape
+    /// weight: f32 `[1, experts, h]`.
+    pub fn new(weight: Weight, score: Score, top_k: usize) -> Router {
+        let (bias, groups, top_groups, normalize, scale, balance) = (None, 1, 1, true, 1.0, 0.0);
+        Router { weight, bias, score, top_k, groups, top_groups, normalize, scale, balance }
+    }
+}
+
 /// What the backward pass of a [`Router`] needs; never dropped or recomputed.
 #[derive(Debug, Default)]
 pub struct RouterSaved {

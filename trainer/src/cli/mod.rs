@@ -217,9 +217,9 @@ struct EvalArgs {
 struct GenerateArgs {
     /// A run's directory or a checkpoint [default: the last run in out/]
     run: Option<PathBuf>,
-    /// The text to continue
-    #[arg(long)]
-    prompt: String,
+    /// The text to continue; several are continued together, each as it would be alone
+    #[arg(long, required = true)]
+    prompt: Vec<String>,
     /// Tokens to add at most
     #[arg(long, default_value_t = 256, value_name = "N")]
     tokens: usize,
@@ -366,11 +366,18 @@ fn generate(args: &GenerateArgs) -> Result<()> {
     let checkpoint = checkpoint(args.run.as_deref())?;
     let sampling = Sampling { seed: args.seed, temperature, top_p };
     let generator = Generator::open(&checkpoint, &options)?;
-    show(args.prompt.as_bytes());
-    generator.continue_text(args.prompt.as_bytes(), args.tokens, &sampling, |bytes| {
-        show(bytes);
-    })?;
-    show(b"\n");
+    let prompts: Vec<&[u8]> = args.prompt.iter().map(String::as_bytes).collect();
+    if let [prompt] = prompts[..] {
+        // A single text is shown as it grows.
+        show(prompt);
+        generator.continue_texts(&prompts, args.tokens, &sampling, |_, bytes| show(bytes))?;
+        show(b"\n");
+        return Ok(());
+    }
+    let texts = generator.continue_texts(&prompts, args.tokens, &sampling, |_, _| {})?;
+    for (prompt, text) in prompts.iter().zip(texts) {
+        show(&[prompt, &text[..], b"\n\n"].concat());
+    }
     Ok(())
 }
 

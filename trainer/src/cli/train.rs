@@ -107,7 +107,7 @@ pub(super) fn print_validation(loss: f64, unigram: f64) {
 fn print_sample(checkpoint: &Path, tokens: usize, options: &TrainOptions) -> Result<()> {
     let generator = Generator::open(&Checkpoint::open(checkpoint)?, options)?;
     let sampling = Sampling { seed: 0, temperature: 0.8, top_p: 0.95 };
-    let text = generator.continue_text(SAMPLE_PROMPT.as_bytes(), tokens, &sampling, |_| {})?;
+    let text = generator.continue_texts(&[SAMPLE_PROMPT.as_bytes()], tokens, &sampling, |_, _| {})?.concat();
     say(format_args!("sample:\n{SAMPLE_PROMPT}{}", String::from_utf8_lossy(&text)));
     Ok(())
 }

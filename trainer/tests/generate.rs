@@ -1,0 +1,51 @@
+//! Generated text: what a prompt becomes does not depend on the cache or on other prompts.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use dropless::checkpoint::Checkpoint;
+use dropless::config::Config;
+use dropless::generate::Generator;
+use dropless::options::TrainOptions;
+use dropless::sample::Sampling;
+use dropless::train;
+
+/// Longer than the context of 32 tokens with its continuation, and shorter.
+const PROMPTS: [&[u8]; 3] = [b"A prompt of thirty-one bytes ...", b"b", b"of eleven b"];
+const TOKENS: usize = 24;
+
+fn generator(family: &str) -> (tempfile::TempDir, Generator) {
+    let set = [
+        &format!("model.family={family}"),
+        "model.hidden_size=32",
+        "model.num_hidden_layers=2",
+        "model.initializer_range=0.5",
+        "train.sequence_length=32",
+        "train.steps=0",
+        "data.validation_fraction=0.001",
+    ];
+    let config = Config::load(None, &set.map(str::to_owned)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let options = TrainOptions { out: dir.path().into(), ..TrainOptions::default() };
+    let summary = train::run(&config, &options).unwrap().unwrap();
+    let generator = Generator::open(&Checkpoint::open(&summary.checkpoint).unwrap(), &options).unwrap();
+    (dir, generator)
+}
+
+#[test]
+fn texts_are_those_of_single_prompts_and_of_whole_passes() {
+    let sampling = Sampling { seed: 5, temperature: 1.0, top_p: 1.0 };
+    for family in ["deepseek_v3", "qwen3_moe", "mixtral"] {
+        let (_dir, generator) = generator(family);
+        let together = generator.continue_texts(&PROMPTS, TOKENS, &sampling, |_, _| {}).unwrap();
+        for (prompt, text) in PROMPTS.iter().zip(&together) {
+            let alone = generator.continue_texts(&[prompt], TOKENS, &sampling, |_, _| {}).unwrap();
+            assert_eq!(alone, [text.clone()], "{family}");
+            // A cache that is asked for one token has seen nothing before.
+            let mut whole = prompt.to_vec();
+            for position in 0..text.len() {
+                whole.push(generator.next_byte(&whole, position as u64, &sampling).unwrap().unwrap());
+            }
+            assert_eq!(whole[prompt.len()..], text[..], "{family}");
+        }
+        assert!(together.iter().any(|text| text.len() > 8), "{family}: {together:?}");
+    }
+}
