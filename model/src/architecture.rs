@@ -3,7 +3,7 @@
 use dropless_core::ops::Score;
 
 use crate::attention::AttentionConfig;
-use crate::families::Names;
+use crate::names::Names;
 use crate::rope::Rope;
 
 /// A decoder of attention and MLP or Mixture-of-Experts layers.

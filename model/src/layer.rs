@@ -5,14 +5,14 @@ use dropless_core::{Backend, DType, Result, Tensor};
 
 use crate::architecture::{Architecture, Feed as FeedConfig, MoeConfig};
 use crate::attention::{self, Attention, AttentionSaved};
+use crate::cache::{Kept, NewRows};
 use crate::context::{Context, alloc, sum};
-use crate::decode::{Kept, NewRows};
-use crate::model::Options;
 use crate::moe::{Moe, MoeExperts, MoeSaved, Router};
 use crate::nn::{Mlp, MlpSaved, Norm, Normed, Weight};
-use crate::params::{Builder, Id, Params};
+use crate::options::Options;
+use crate::params::{Builder, Id};
 use crate::single;
-use crate::train_state::TrainState;
+use crate::weights::Weights;
 
 /// The parameters of a layer, by their place in the arenas.
 #[derive(Debug)]
@@ -127,20 +127,18 @@ impl Description {
         model: &Architecture,
         feed: &FeedConfig,
         options: &Options,
-        params: &Params,
-        state: Option<&TrainState>,
+        weights: Weights<'_>,
     ) -> Result<Layer> {
-        let weight = |id| params.weight(id, state);
-        let mlp = |(gate_up, down)| Ok(Mlp { gate_up: weight(gate_up)?, down: weight(down)? });
+        let mlp = |(gate_up, down)| Ok(Mlp { gate_up: weights.get(gate_up)?, down: weights.get(down)? });
         let feed = match (&self.feed, feed) {
             (&FeedDescription::Dense { gate_up, down }, _) => Feed::Dense(Box::new(mlp((gate_up, down))?)),
             (FeedDescription::Moe { router, bias, gate_up, down, shared }, FeedConfig::Moe(moe)) => {
                 let counts = || alloc(backend, DType::U32, &[moe.experts]);
-                let bias = bias.map(|id| params.selection_bias(id)).transpose()?;
+                let bias = bias.map(|id| weights.selection_bias(id)).transpose()?;
                 let layer = Moe {
-                    router: moe.router(weight(*router)?, bias.clone(), options.balance_coefficient),
-                    gate_up: weight(*gate_up)?,
-                    down: weight(*down)?,
+                    router: moe.router(weights.get(*router)?, bias.clone(), options.balance_coefficient),
+                    gate_up: weights.get(*gate_up)?,
+                    down: weights.get(*down)?,
                     recipe: options.recipe,
                     shared: shared.map(mlp).transpose()?,
                     chunks: options.chunks,
@@ -151,8 +149,8 @@ impl Description {
             }
             _ => unreachable!("a layer is built from its own configuration"),
         };
-        let attention = self.attention.build(&model.attention, &model.rope, model.eps, params, state)?;
-        Ok(Layer { attention, norm: Norm { weight: weight(self.norm)?, eps: model.eps }, feed })
+        let attention = self.attention.build(&model.attention, &model.rope, model.eps, weights)?;
+        Ok(Layer { attention, norm: weights.norm(self.norm, model.eps)?, feed })
     }
 }
 

@@ -7,6 +7,7 @@
 
 pub mod architecture;
 pub mod attention;
+mod cache;
 pub mod collective;
 mod context;
 mod decode;
@@ -20,20 +21,24 @@ pub mod init;
 mod layer;
 mod model;
 pub mod moe;
+pub mod names;
 mod next_token;
 pub mod nn;
 pub mod optimizer;
+mod options;
 mod params;
 pub mod rope;
 mod train_state;
+mod weights;
 
 pub use architecture::Architecture;
+pub use cache::Cache;
 pub use context::{Activations, Inputs, NextInputs};
-pub use decode::Cache;
 pub use error::{Error, Result};
 pub use families::ModelConfig;
 pub use layer::Balancing;
-pub use model::{Losses, Model, Options};
+pub use model::{Losses, Model};
+pub use options::Options;
 pub use params::{Initial, Params, Piece};
 pub use train_state::{GradientSums, Moments, TrainState};
 

@@ -9,43 +9,13 @@ use crate::context::{Activations, Context, Inputs};
 use crate::embedding::Embedding;
 use crate::head::{Head, HeadLoss};
 use crate::layer::{self, Balancing, Feed, Layer};
-use crate::moe::Recipe;
 use crate::next_token::{self, NextToken};
-use crate::nn::{Norm, Policy, Tokens};
+use crate::nn::{Policy, Tokens};
+use crate::options::Options;
 use crate::params::{Builder, Params};
 use crate::rope::Tables;
 use crate::train_state::TrainState;
-
-/// How a model computes, apart from its architecture.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Precision of operands.
-    pub recipe: Recipe,
-    /// Pieces in which a Mixture-of-Experts layer walks its tokens.
-    pub chunks: usize,
-    /// Largest worst case of such a piece, in bytes.
-    pub memory_budget: u64,
-    /// Coefficient of the auxiliary loss of one sequence, already divided by the sequences of a step; 0 for none.
-    pub balance_coefficient: f64,
-    /// What becomes of activations between the forward and the backward pass.
-    pub activations: Activations,
-    /// Whether gradients and optimizer state are allocated.
-    pub training: bool,
-}
-
-impl Default for Options {
-    /// A forward pass alone, in bf16.
-    fn default() -> Self {
-        Options {
-            recipe: Recipe::Bf16,
-            chunks: 1,
-            memory_budget: u64::MAX,
-            balance_coefficient: 0.0,
-            activations: Activations::default(),
-            training: false,
-        }
-    }
-}
+use crate::weights::Weights;
 
 /// The losses of a micro-batch on one rank, still on the device.
 #[derive(Debug)]
@@ -92,22 +62,22 @@ impl Model {
         let next = next_token::describe(&mut builder, model);
         let params = builder.build(backend, element)?;
         let state = options.training.then(|| TrainState::new(backend, &params, tokens)).transpose()?;
-        let weight = |id| params.weight(id, state.as_ref());
-        let norm_of = |id| Ok(Norm { weight: weight(id)?, eps: model.eps });
-        let head = |norm| Ok(Head { norm: norm_of(norm)?, output: weight(output)? });
-        let built = |d: &layer::Description, feed| d.build(backend, model, feed, options, &params, state.as_ref());
+        let weights = Weights { params: &params, state: state.as_ref() };
+        let norm_of = |id| weights.norm(id, model.eps);
+        let head = |norm| Ok(Head { norm: norm_of(norm)?, output: weights.get(output)? });
+        let built = |d: &layer::Description, feed| d.build(backend, model, feed, options, weights);
         let next = match (next, &model.next) {
             (Some(d), Some(feed)) => Some(NextToken {
                 embedding_norm: norm_of(d.embedding_norm)?,
                 hidden_norm: norm_of(d.hidden_norm)?,
-                project: weight(d.project)?,
+                project: weights.get(d.project)?,
                 layer: built(&d.layer, feed)?,
                 head: head(d.head_norm)?,
             }),
             _ => None,
         };
         let model = Model {
-            embedding: Embedding { table: weight(table)?, element },
+            embedding: Embedding { table: weights.get(table)?, element },
             layers: layers.iter().zip(&model.layers).map(|(d, feed)| built(d, feed)).collect::<Result<_>>()?,
             head: head(norm)?,
             next,

@@ -2,14 +2,12 @@
 //!
 //! Weights live in two arenas, one for the replicated ones (matrices, routers, then norm weights, which do not decay)
 //! and one for the experts of this rank; so the optimizer is a handful of ops however many parameters there are. What
-//! training adds to them is [`TrainState`].
+//! training adds to them is [`crate::TrainState`].
 
 use dropless_core::ops::{Cast, Fill};
 use dropless_core::{Backend, DType, Group, Memory, Result, Tensor};
 
-use crate::families::{MlpNames, Names};
-use crate::nn::Weight;
-use crate::train_state::TrainState;
+use crate::names::{MlpNames, Names};
 
 /// The arenas are padded to a multiple of this, the row length of the gradient norm's sums of squares. It also makes
 /// every power-of-two number of ranks up to it divide an arena.
@@ -206,25 +204,28 @@ impl Params {
         if kind == Kind::Expert { &self.experts } else { &self.replicated }
     }
 
-    /// What an op reads, and where its gradient goes.
-    pub(crate) fn weight(&self, id: Id, state: Option<&TrainState>) -> Result<Weight> {
-        let spec = &self.specs[id.0];
+    /// What an op reads: bf16 where products take it, else f32.
+    pub(crate) fn value(&self, id: Id) -> Result<Tensor> {
+        let spec = self.spec(id);
         let arena = self.arena(spec.kind);
         let source = match (&arena.param_bf16, spec.kind) {
             (Some(bf16), Kind::Matrix | Kind::Expert) => bf16,
             _ => &arena.master,
         };
         let value = source.slice(spec.offset, spec.offset + spec.len())?;
-        let value = match spec.kind {
-            Kind::Norm => value,
-            _ => value.reshape(&[&[spec.groups], &spec.shape[..]].concat())?,
-        };
-        Ok(Weight { value, grad: state.map(|state| state.grad(spec)).transpose()? })
+        match spec.kind {
+            Kind::Norm => Ok(value),
+            _ => value.reshape(&[&[spec.groups], &spec.shape[..]].concat()),
+        }
+    }
+
+    pub(crate) fn spec(&self, id: Id) -> &Spec {
+        &self.specs[id.0]
     }
 
     /// A selection bias.
     pub(crate) fn selection_bias(&self, id: Id) -> Result<Tensor> {
-        let spec = &self.specs[id.0];
+        let spec = self.spec(id);
         self.biases.slice(spec.offset, spec.offset + spec.len())
     }
 

@@ -3,6 +3,8 @@
 //! Steps count from 1. Everything is computed in f64 with `libm` and rounded to f32 once, so every platform agrees and
 //! a resumed run has the numbers of one that was never interrupted.
 
+use dropless_model::optimizer::StepNumbers;
+
 use crate::config::{Schedule, TrainConfig, single};
 
 /// The learning rate of a step.
@@ -33,6 +35,11 @@ pub fn learning_rate(config: &TrainConfig, step: u64) -> f32 {
 /// `1 - beta^step` of both moments.
 pub fn bias_corrections(config: &TrainConfig, step: u64) -> [f32; 2] {
     [config.beta1, config.beta2].map(|beta| single(1.0 - libm::pow(beta, step as f64)))
+}
+
+/// The optimizer's numbers of a step.
+pub fn step_numbers(config: &TrainConfig, step: u64) -> StepNumbers {
+    StepNumbers { learning_rate: learning_rate(config, step), bias_corrections: bias_corrections(config, step) }
 }
 
 #[cfg(test)]

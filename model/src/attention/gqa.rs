@@ -8,12 +8,12 @@ use dropless_core::ops::{CopyColumns, Rotary};
 use dropless_core::{Backend, Result, Tensor};
 
 use super::softmax::{Heads, SoftmaxSaved};
+use crate::cache::{Kept, NewRows};
 use crate::context::{Context, alloc, sum};
-use crate::decode::{Kept, NewRows};
 use crate::nn::{Norm, Normed, Weight, dgrad, forward, wgrad};
-use crate::params::{Builder, Id, Params};
+use crate::params::{Builder, Id};
 use crate::single;
-use crate::train_state::TrainState;
+use crate::weights::Weights;
 
 /// The extents of grouped-query attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,18 +74,17 @@ pub(crate) struct Description {
 }
 
 impl Description {
-    pub(super) fn build(&self, config: &Config, eps: f32, params: &Params, state: Option<&TrainState>) -> Result<Gqa> {
-        let norm = |id| Ok(Norm { weight: params.weight(id, state)?, eps });
+    pub(super) fn build(&self, config: &Config, eps: f32, weights: Weights<'_>) -> Result<Gqa> {
         let &Config { heads, kv_heads, head_dim, .. } = config;
         let scale = single(1.0 / libm::sqrt(head_dim as f64));
         Ok(Gqa {
-            norm: norm(self.norm)?,
-            qkv: params.weight(self.qkv, state)?,
+            norm: weights.norm(self.norm, eps)?,
+            qkv: weights.get(self.qkv)?,
             qk_norm: match self.qk_norm {
                 None => None,
-                Some([q, k]) => Some([norm(q)?, norm(k)?]),
+                Some([q, k]) => Some([weights.norm(q, eps)?, weights.norm(k, eps)?]),
             },
-            output: params.weight(self.output, state)?,
+            output: weights.get(self.output)?,
             columns: config.columns(),
             heads: Heads { heads, kv_heads, qk_dim: head_dim, v_dim: head_dim, scale },
         })

@@ -8,12 +8,12 @@ use dropless_core::ops::{CopyColumns, Fill, Mla as MlaOp, MlaGrad, MlaShape};
 use dropless_core::{Backend, Result, Tensor};
 
 use super::softmax::{Heads, SoftmaxSaved};
+use crate::cache::{Kept, NewRows};
 use crate::context::{Context, alloc, sum};
-use crate::decode::{Kept, NewRows};
 use crate::nn::{Norm, Normed, Weight, dgrad, forward, wgrad};
-use crate::params::{Builder, Id, Params};
+use crate::params::{Builder, Id};
 use crate::rope::Rope;
-use crate::train_state::TrainState;
+use crate::weights::Weights;
 
 /// The extents of latent attention.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,26 +89,20 @@ pub(crate) struct Description {
 }
 
 impl Description {
-    pub(super) fn build(
-        &self,
-        config: &Config,
-        rope: &Rope,
-        eps: f32,
-        params: &Params,
-        state: Option<&TrainState>,
-    ) -> Result<Mla> {
-        let weight = |id| params.weight(id, state);
-        let latent_norm = |id| Ok(Norm { weight: weight(id)?, eps: config.latent_eps });
+    pub(super) fn build(&self, config: &Config, rope: &Rope, eps: f32, weights: Weights<'_>) -> Result<Mla> {
         let &Config { heads, nope, rope: rotary, v, .. } = config;
         let scale = rope.softmax_scale(nope + rotary);
         Ok(Mla {
-            norm: Norm { weight: weight(self.norm)?, eps },
-            q_a: self.q_a.map(|(down, id)| Ok((weight(down)?, latent_norm(id)?))).transpose()?,
-            q_b: weight(self.q_b)?,
-            kv_a: weight(self.kv_a)?,
-            kv_norm: latent_norm(self.kv_norm)?,
-            kv_b: weight(self.kv_b)?,
-            output: weight(self.output)?,
+            norm: weights.norm(self.norm, eps)?,
+            q_a: self
+                .q_a
+                .map(|(down, id)| Ok((weights.get(down)?, weights.norm(id, config.latent_eps)?)))
+                .transpose()?,
+            q_b: weights.get(self.q_b)?,
+            kv_a: weights.get(self.kv_a)?,
+            kv_norm: weights.norm(self.kv_norm, config.latent_eps)?,
+            kv_b: weights.get(self.kv_b)?,
+            output: weights.get(self.output)?,
             shape: MlaShape { heads, nope, rope: rotary, v },
             heads: Heads { heads, kv_heads: heads, qk_dim: nope + rotary, v_dim: v, scale },
         })

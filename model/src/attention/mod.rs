@@ -7,11 +7,11 @@ mod softmax;
 
 use dropless_core::{Backend, Result, Tensor};
 
+use crate::cache::{Kept, NewRows};
 use crate::context::Context;
-use crate::decode::{Kept, NewRows};
-use crate::params::{Builder, Params};
+use crate::params::Builder;
 use crate::rope::Rope;
-use crate::train_state::TrainState;
+use crate::weights::Weights;
 
 use gqa::Gqa;
 use mla::Mla;
@@ -104,16 +104,13 @@ impl Description {
         config: &AttentionConfig,
         rope: &Rope,
         eps: f32,
-        params: &Params,
-        state: Option<&TrainState>,
+        weights: Weights<'_>,
     ) -> Result<Attention> {
         match (self, config) {
             (Description::Mla(d), AttentionConfig::Mla(c)) => {
-                Ok(Attention::Mla(Box::new(d.build(c, rope, eps, params, state)?)))
+                Ok(Attention::Mla(Box::new(d.build(c, rope, eps, weights)?)))
             }
-            (Description::Gqa(d), AttentionConfig::Gqa(c)) => {
-                Ok(Attention::Gqa(Box::new(d.build(c, eps, params, state)?)))
-            }
+            (Description::Gqa(d), AttentionConfig::Gqa(c)) => Ok(Attention::Gqa(Box::new(d.build(c, eps, weights)?))),
             _ => unreachable!("an attention is built from its own configuration"),
         }
     }

@@ -5,10 +5,11 @@ use dropless_core::ops::Score;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::Family;
 use super::rules::{self, Check, Common, LARGE, between, need, positive};
-use super::{Family, MlpNames, Names};
 use crate::architecture::{Architecture, Feed, MoeConfig};
 use crate::attention::{AttentionConfig, mla};
+use crate::names::{MlpNames, Names};
 use crate::rope::{Rope, Scaling};
 use crate::single;
 

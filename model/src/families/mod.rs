@@ -48,42 +48,6 @@ pub trait Family: Serialize + DeserializeOwned {
     fn write_hf(&self, _fields: &mut Map<String, Value>) {}
 }
 
-/// The names of a family's tensors, as on the hub.
-#[derive(Clone, Debug)]
-pub struct Names {
-    /// The Mixture-of-Experts layer within a layer, where experts are separate.
-    pub moe: &'static str,
-    /// The projections of an expert.
-    pub expert: MlpNames,
-    /// The projections of a dense layer and of a shared expert.
-    pub mlp: MlpNames,
-    /// The configuration key of the number of experts.
-    pub experts_key: &'static str,
-    /// The configuration key of an expert's width.
-    pub width_key: &'static str,
-}
-
-/// The names of an MLP's projections.
-#[derive(Clone, Debug)]
-pub struct MlpNames {
-    /// What SwiGLU's sigmoid sees.
-    pub gate: &'static str,
-    /// The other factor.
-    pub up: &'static str,
-    /// Back to the residual stream.
-    pub down: &'static str,
-}
-
-impl MlpNames {
-    /// The names that most families use.
-    pub const USUAL: MlpNames = MlpNames { gate: "gate_proj", up: "up_proj", down: "down_proj" };
-}
-
-impl Names {
-    /// The Mixture-of-Experts layer within a layer, where experts are fused (and in the memory of transformers).
-    pub const FUSED_MOE: &'static str = "mlp";
-}
-
 macro_rules! families {
     ($($family:ident),+ $(,)?) => {
         /// The configuration of a model: its family, and that family's keys in the names of its Hugging Face `config.json`.

@@ -15,9 +15,7 @@ pub use dropless_model::nn::Policy;
 pub use dropless_model::{Activations, ModelConfig, single};
 
 use dropless_model::Options;
-use dropless_model::optimizer::{AdamWConfig, StepNumbers};
-
-use crate::schedule;
+use dropless_model::optimizer::AdamWConfig;
 
 /// Everything that a run depends on, but for where it runs ([`crate::options::TrainOptions`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -192,14 +190,6 @@ impl TrainConfig {
             eps: self.eps,
             weight_decay: self.weight_decay,
             bias_update_rate: self.bias_update_rate,
-        }
-    }
-
-    /// The optimizer's numbers of a step, which count from 1.
-    pub fn step_numbers(&self, step: u64) -> StepNumbers {
-        StepNumbers {
-            learning_rate: schedule::learning_rate(self, step),
-            bias_corrections: schedule::bias_corrections(self, step),
         }
     }
 

@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::data::{Corpus, Position, Stream};
 use crate::error::Result;
 use crate::options::TrainOptions;
+use crate::schedule;
 
 /// Trains from the initial weights, without files; returns the digest of weights and optimizer state, or None where the
 /// first rank lives in another process.
@@ -37,7 +38,14 @@ fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Corpus>, steps: u64
     for step in 1..=steps {
         let batch = stream.next_batch(train.batch_size)?;
         let (_, gradients, counts) = step::gradients(backend, config, &tokens, &model, &batch)?;
-        optimizer::update(backend, &mut model, &train.adamw(), &gradients, &counts, train.step_numbers(step))?;
+        optimizer::update(
+            backend,
+            &mut model,
+            &train.adamw(),
+            &gradients,
+            &counts,
+            schedule::step_numbers(train, step),
+        )?;
     }
     let (weights, optimizer) = state::tensors(backend, &model)?;
     let mine: Vec<(String, [u8; 32])> = weights.iter().chain(&optimizer).map(|t| (t.name.clone(), t.hash())).collect();

@@ -32,6 +32,7 @@ use crate::data::{Corpus, Position, Stream};
 use crate::error::{Error, Result};
 use crate::metrics::{Load, Metrics, Progress, Record, Speed};
 use crate::options::TrainOptions;
+use crate::schedule;
 
 /// The file with a run's effective configuration; it is there as soon as the run has begun.
 pub const CONFIG: &str = "config.toml";
@@ -270,7 +271,7 @@ impl<'a> Rank<'a> {
         if !result.loss.is_finite() || !result.grad_norm.is_finite() {
             return Err(self.non_finite(step, &result, &gradients)?);
         }
-        let numbers = train.step_numbers(step);
+        let numbers = schedule::step_numbers(train, step);
         optimizer::update(self.backend, &mut self.model, &train.adamw(), &gradients, &counts, numbers)?;
         self.backend.wait()?;
         self.done = step;

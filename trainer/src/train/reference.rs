@@ -8,8 +8,8 @@ use dropless_core::{Backend, DType, Group, NumericModel};
 use super::inputs::{Scales, tokens, upload};
 use super::{ranks, state, step};
 use dropless_model::collective::gather;
-use dropless_model::families::Names;
 use dropless_model::hf::TensorFiles;
+use dropless_model::names::Names;
 use dropless_model::{Architecture, Model};
 
 use crate::collective::away;
