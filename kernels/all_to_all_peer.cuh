@@ -19,7 +19,7 @@ __device__ __forceinline__ u32* entry(const u32* windows, u32 owner, u32 writer)
 }
 
 // The bytes of a chunk of `rows` rows that go in this round; they begin at `from`.
-__device__ __forceinline__ u64 bytes_of_round(u32 rows, const Params& p, u64& from) {
+__device__ __forceinline__ u64 bytes_of_round(u32 rows, const Scalars& p, u64& from) {
     u64 bytes = u64(rows) * p.row_bytes;
     from = u64(p.round) * p.slot_bytes;
     return bytes > from ? min(bytes - from, u64(p.slot_bytes)) : 0;

@@ -6,7 +6,7 @@
 
 extern "C" __global__ void __launch_bounds__(512) all_to_all_post(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     u32 round = given.state[SEQUENCE] + 1;
     if (p.round == 0 && blockIdx.x == 0 && threadIdx.x == 0) {
         count(given.state, given.board, BEGUN);

@@ -7,7 +7,7 @@
 
 extern "C" __global__ void __launch_bounds__(512) all_to_all_pull(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     u32 round = given.state[SEQUENCE];
     u32 source = blockIdx.x % p.members, part = blockIdx.x / p.members, parts = gridDim.x / p.members;
     u32 rows = counts_given ? given.counts[source] : p.capacity;

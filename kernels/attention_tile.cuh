@@ -38,7 +38,7 @@ constexpr u64 CACHE_SHARE = 32 << 20;
 // The work of this thread block, of `tiles` tiles of each of `heads` heads of a sequence. All tiles of some heads come one
 // after the other: the first of each of them, then the second, and so on. `readers` neighbouring heads read the same rows
 // of `readable` heads.
-__device__ __forceinline__ Work work_of(const Params& p, u32 tiles, u32 heads, u32 readers, u32 readable) {
+__device__ __forceinline__ Work work_of(const Scalars& p, u32 tiles, u32 heads, u32 readers, u32 readable) {
     const u32 all = p.batch * heads;
     const u64 bytes = static_cast<u64>(p.sequence) * (p.qk_dim + p.v_dim) * sizeof(bf16) * readable;
     const u32 together = static_cast<u32>(min(max(CACHE_SHARE / bytes, 1ull) * readers, static_cast<u64>(all)));
@@ -48,7 +48,7 @@ __device__ __forceinline__ Work work_of(const Params& p, u32 tiles, u32 heads, u
 }
 
 // The same for tiles of `rows` rows of query heads: those that see most come first.
-__device__ __forceinline__ Work row_work_of(const Params& p, u32 rows) {
+__device__ __forceinline__ Work row_work_of(const Scalars& p, u32 rows) {
     const u32 tiles = (p.sequence + rows - 1) / rows;
     Work work = work_of(p, tiles, p.heads, p.heads / p.kv_heads, 1);
     work.tile = tiles - 1 - work.tile;
@@ -104,7 +104,7 @@ struct Source {
 // Starts to bring in the rows from `row` on of a head; what lies beyond the sequence and the head becomes zero. By all
 // producers, before they arrive at `full`.
 template <u32 ROWS, u32 COLUMNS>
-__device__ __forceinline__ void bring(u32 tile, u64* full, const Source& source, const Params& p, u32 batch, u32 head, u32 row) {
+__device__ __forceinline__ void bring(u32 tile, u64* full, const Source& source, const Scalars& p, u32 batch, u32 head, u32 row) {
     if (BOXES) {
         if (threadIdx.x > 0) return;
         barrier_expect(full, tile_bytes(ROWS, COLUMNS));

@@ -12,7 +12,7 @@ __device__ __forceinline__ u64 choice_of(u32 i) {
 
 // The local experts of this thread's choices; `experts` for a choice that lives elsewhere or in a row past the count.
 __device__ __forceinline__ void local_experts(const Given& given, u32 (&own)[OWN]) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
 #pragma unroll
     for (u32 i = 0; i < OWN; ++i) {
         own[i] = p.experts;

@@ -3,7 +3,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS) route_plan_place(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     __shared__ u32 counts[WARPS][LANES];
     const u32 token = blockIdx.x * THREADS + threadIdx.x, warp = threadIdx.x / LANES, lane = lane_id();
     for (u32 base = 0; base < p.ranks; base += LANES) {

@@ -23,7 +23,7 @@
 // The results go out as sm90_grouped_gemm_out.cuh says, while the producers fill the ring for the next tile.
 //
 // Constants: RAGGED_CHAIN, ACCUMULATE; A_CHAIN_LAST, B_CHAIN_LAST (the chain's dimension is the last in memory);
-// A_LOAD, B_LOAD; STORE; TILE_COLUMNS, STAGES; CLUSTER (1, or 2 if both factors are BOXES). Params: as tiles.cuh, and
+// A_LOAD, B_LOAD; STORE; TILE_COLUMNS, STAGES; CLUSTER (1, or 2 if both factors are BOXES). Scalars: as tiles.cuh, and
 // a_sources, b_sources (rows to gather from). Maps: a, b, out.
 
 enum class Load : u32 { BOXES, PIECES, ELEMENTS };
@@ -300,7 +300,7 @@ template <class Scales>
 __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tiles_at, Scales scales) {
     if (threadIdx.x >= LEADERS + COPIERS) return;
     const bool leads = threadIdx.x < LANES;
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     LoaderA a({reinterpret_cast<const u8*>(given.a), given.a_gather, &given.maps[0], p.rows, p.chain, p.a_sources,
                false});
     LoaderB b({reinterpret_cast<const u8*>(given.b), given.b_gather, &given.maps[1], p.columns, p.chain, p.b_sources,

@@ -8,7 +8,7 @@
 //   PIECES    16 bytes by every lane, of whole rows of 128 bytes.
 //   ELEMENTS  there is no slot: element by element from the registers, for rows that are not aligned.
 //
-// Constants: RAGGED_CHAIN, ACCUMULATE (not with BOXES), STORE. Params: rows, columns. Tensor: out. Map: 2.
+// Constants: RAGGED_CHAIN, ACCUMULATE (not with BOXES), STORE. Scalars: rows, columns. Tensor: out. Map: 2.
 
 constexpr Load OUT_STORE{STORE};
 constexpr u32 OUT_ROWS = 16, OUT_SLOTS = 2, OUT_SLOT_BYTES = OUT_ROWS * ROW_BYTES;
@@ -82,7 +82,7 @@ class Outlet {
         if constexpr (ACCUMULATE) fetch(tile, first, 0, before[0]);
 #pragma unroll
         for (u32 i = 0; i < SLOTS; i++) {
-            if (tile.column + i * OUT_COLUMNS >= given.params.columns) break;
+            if (tile.column + i * OUT_COLUMNS >= given.scalars.columns) break;
             if constexpr (ACCUMULATE) {
                 if (i + 1 < SLOTS) fetch(tile, first, i + 1, before[(i + 1) % 2]);
             }
@@ -155,7 +155,7 @@ class Outlet {
 
     // Where the piece number `j` of this lane lies in memory, if it does.
     __device__ __forceinline__ float4* out_piece(const Tile& tile, u32 first, u32 i, u32 j) const {
-        const Params& p = given.params;
+        const Scalars& p = given.scalars;
         const u32 piece = j * LANES + lane_id();
         const u32 row = first + piece / PIECES_OF_ROW;
         const u32 column =
@@ -166,7 +166,7 @@ class Outlet {
 
     template <u32 COUNT>
     __device__ __forceinline__ void put_elements(const Tile& tile, u32 first, const float (&d)[COUNT]) const {
-        const Params& p = given.params;
+        const Scalars& p = given.scalars;
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const u32 r = first + row_in_warp(half);

@@ -12,11 +12,7 @@ use super::blocks::{Kernel, Left, Right};
 use super::lanes::Lanes;
 use crate::numerics::mma::Tensorcore;
 
-/// The exponent of a zero: below every other sum, whatever it is added to.
-pub(super) const ZERO: i16 = -10_000;
-/// The exponent of NaN and infinity: above every other sum.
-pub(super) const SPECIAL: i16 = 20_000;
-/// A largest exponent below this one means that every product is zero.
+/// A largest exponent below this one means that every product is zero: see [`Element`](super::element::Element).
 const NONE: i32 = -5_000;
 /// The exponents for which every intermediate value is a normal f32 or is cut to zero either way: a product that f32
 /// cannot hold (below 2^-134) lies under the grid, and so does a subnormal accumulator.
