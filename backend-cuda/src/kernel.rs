@@ -77,8 +77,10 @@ pub(crate) fn source(variant: &Variant) -> String {
         let constness = if binding.access.reads_only() { "const " } else { "" };
         let _ = writeln!(fields, "    {constness}{element}* {name};");
     }
-    let _ =
-        writeln!(text, "struct Given {{\n{fields}    unsigned* begun;\n    Scalars scalars;\n    unsigned launch;\n}};");
+    let _ = writeln!(
+        text,
+        "struct Given {{\n{fields}    unsigned* begun;\n    Scalars scalars;\n    unsigned launch;\n}};"
+    );
     for file in program.files {
         text.push_str(file);
         text.push('\n');
