@@ -4,7 +4,7 @@
 // A tile [rows, columns] lies in spans of 64 columns: [columns / 64][rows][64], 128 bytes a row, swizzled as sm90.cuh
 // says. So it serves the chains along its columns (Major::CHAIN) and those along its rows (Major::ROWS) alike.
 //
-// BOXES: the copy engine brings the tiles, which takes 16-byte aligned heads; else threads do, element by element.
+// BOXES: TMA brings the tiles, which takes 16-byte aligned heads; else threads do, element by element.
 //
 // Where there is no `wgmma` the same fragments go through `mma.sync`. That path was never run.
 
@@ -16,7 +16,7 @@ constexpr u32 WARPGROUP = 128;
 
 // The first warpgroup of a thread block produces tiles, WARPGROUPS consume them.
 constexpr u32 THREADS = (1 + WARPGROUPS) * WARPGROUP;
-// One warp commands the copy engine.
+// One warp commands TMA.
 constexpr u32 PRODUCERS = BOXES ? LANES : WARPGROUP;
 // A thread has 168 registers at the start, 64512 in all.
 constexpr u32 PRODUCER_REGISTERS = BOXES ? 24 : 56, CONSUMER_REGISTERS = BOXES ? 240 : 224;

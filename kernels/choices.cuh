@@ -1,4 +1,4 @@
-// The choices of received rows, chunk by chunk. A warp has consecutive choices and a thread every 32nd of them, so that
+// The choices of received rows, segment by segment. A warp has consecutive choices and a thread every 32nd of them, so that
 // the order of the lanes and then of the registers is that of the choices.
 
 constexpr u32 WARPS = 8;

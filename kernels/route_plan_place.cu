@@ -10,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) route_plan_place(const __g
         const u32 ranks = ranks_of(given, token, base);
         counts[warp][lane] = count_tokens(ranks);
         __syncthreads();
-        // The first row of this warp's tokens in the chunk of rank base + lane.
+        // The first row of this warp's tokens in the segment of rank base + lane.
         u32 first = 0;
         if (base + lane < p.ranks) {
             first = given.table[u64(base + lane) * gridDim.x + blockIdx.x];

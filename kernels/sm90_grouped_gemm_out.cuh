@@ -4,7 +4,7 @@
 // they lie swizzled as in sm90.cuh. Each warp has two slots of its own, so that no warp waits for another, and reads of
 // one go on while the other is written. How results leave a slot is the constant STORE:
 //
-//   BOXES     the copy engine, where all 16 rows belong to the group; else as PIECES.
+//   BOXES     TMA, where all 16 rows belong to the group; else as PIECES.
 //   PIECES    16 bytes by every lane, of whole rows of 128 bytes.
 //   ELEMENTS  there is no slot: element by element from the registers, for rows that are not aligned.
 //
@@ -14,7 +14,7 @@ constexpr Load OUT_STORE{STORE};
 constexpr u32 OUT_ROWS = 16, OUT_SLOTS = 2, OUT_SLOT_BYTES = OUT_ROWS * ROW_BYTES;
 constexpr u32 OUT_ELEMENT_BYTES = sizeof(*Given::out), OUT_COLUMNS = ROW_BYTES / OUT_ELEMENT_BYTES;
 
-static_assert(OUT_STORE != Load::BOXES || !ACCUMULATE, "the copy engine adds otherwise than NUMERICS.md");
+static_assert(OUT_STORE != Load::BOXES || !ACCUMULATE, "TMA adds otherwise than NUMERICS.md");
 
 // The warp's first row, of its warpgroup's.
 __device__ __forceinline__ u32 warp_row() { return threadIdx.x % WARPGROUP / LANES * OUT_ROWS; }
@@ -75,7 +75,7 @@ class Outlet {
     template <u32 COUNT>
     __device__ __forceinline__ void put_slots(const Tile& tile, u32 first, const float (&d)[COUNT]) {
         constexpr u32 SLOTS = 2 * COUNT / OUT_COLUMNS;
-        // The copy engine ends a matrix of a group's own, but not rows among others.
+        // TMA ends a matrix of a group's own, but not rows among others.
         const bool box = OUT_STORE == Load::BOXES && (RAGGED_CHAIN || first + OUT_ROWS <= tile.rows);
         // What results are added to is asked for one slot ahead.
         float4 before[2][TURNS];

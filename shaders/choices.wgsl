@@ -1,4 +1,4 @@
-// The choices of received rows, chunk by chunk.
+// The choices of received rows, segment by segment.
 
 // The local expert of a choice, or one past the last for a choice that lives elsewhere or in a row past the count.
 fn local_expert(choice: u32) -> u32 {

@@ -1,5 +1,5 @@
 //! See `dropless_core::ops::AllToAll`. What the host does not know, how many rows count, decides on the device: through
-//! mapped memory exactly those travel; through NCCL whole chunks do, and those rows are then copied to their place.
+//! mapped memory exactly those travel; through NCCL whole segments do, and those rows are then copied to their place.
 
 use std::sync::Arc;
 

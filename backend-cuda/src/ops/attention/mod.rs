@@ -28,7 +28,7 @@ const LANES: usize = 32;
 /// Bytes of shared memory that a thread block may have.
 const SHARED: usize = 227 << 10;
 
-const VISIBLE: &str = include_str!("../../../kernels/attention_visible.cuh");
+const VISIBLE: &str = include_str!("../../../../kernels/attention_visible.cuh");
 
 scalars!(
     /// The extents; `blocks`: blocks of rows of a sequence; `scale`: the bits of the scores' factor.
@@ -52,14 +52,14 @@ impl AttentionScalars {
 
 pub(crate) static FIRST: Kernel<AttentionScalars> = Kernel::new(
     "attention_first",
-    &[PRELUDE, include_str!("../../../kernels/attention_first.cu")],
+    &[PRELUDE, include_str!("../../../../kernels/attention_first.cu")],
     &[Binding::read("start", U32), Binding::write("first", U32)],
 )
 .constants(&["WARPS", "BLOCK"]);
 
 pub(crate) static DELTA: Kernel<AttentionScalars> = Kernel::new(
     "attention_delta",
-    &[PRELUDE, include_str!("../../../kernels/attention_delta.cu")],
+    &[PRELUDE, include_str!("../../../../kernels/attention_delta.cu")],
     &[Binding::read("d_out", FLOAT), Binding::read("out", FLOAT), Binding::write("delta", F32)],
 )
 .constants(&["WARPS"]);

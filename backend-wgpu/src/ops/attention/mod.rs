@@ -20,9 +20,9 @@ use crate::dispatch::{Dispatch, Stream};
 use crate::shader::{Binding, F32, FLOAT, FORMATS, MMA, OPERANDS, PRELUDE, Shader, U32, scalars, word};
 
 /// The files that the shaders share.
-const PIECE: &str = include_str!("../../../shaders/attention_piece.wgsl");
-const VISIBLE: &str = include_str!("../../../shaders/attention_visible.wgsl");
-const CHAINS: &str = include_str!("../../../shaders/attention_chains.wgsl");
+const PIECE: &str = include_str!("../../../../shaders/attention_piece.wgsl");
+const VISIBLE: &str = include_str!("../../../../shaders/attention_visible.wgsl");
+const CHAINS: &str = include_str!("../../../../shaders/attention_chains.wgsl");
 
 /// Constants of every product.
 const CONSTANTS: &[&str] = &[
@@ -64,7 +64,7 @@ scalars!(
 
 pub(crate) static SCORES: Shader<AttentionScalars> = Shader::new(
     "attention_scores",
-    &[PRELUDE, MMA, OPERANDS, PIECE, VISIBLE, CHAINS, include_str!("../../../shaders/attention_scores.wgsl")],
+    &[PRELUDE, MMA, OPERANDS, PIECE, VISIBLE, CHAINS, include_str!("../../../../shaders/attention_scores.wgsl")],
     &[
         Binding::read_units("a", FLOAT),
         Binding::read_units("b", FLOAT),
@@ -76,7 +76,7 @@ pub(crate) static SCORES: Shader<AttentionScalars> = Shader::new(
 
 pub(crate) static ROWS: Shader<AttentionScalars> = Shader::new(
     "attention_rows",
-    &[PRELUDE, FORMATS, MMA, OPERANDS, PIECE, VISIBLE, CHAINS, include_str!("../../../shaders/attention_rows.wgsl")],
+    &[PRELUDE, FORMATS, MMA, OPERANDS, PIECE, VISIBLE, CHAINS, include_str!("../../../../shaders/attention_rows.wgsl")],
     &[
         Binding::read_units("a", FLOAT),
         Binding::read_units("b", FLOAT),
