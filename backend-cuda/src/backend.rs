@@ -96,7 +96,7 @@ impl Cuda {
     /// # Safety
     /// `stream` is a stream of this process. It lives until the backend, its tensors, its events and its graphs are gone.
     pub unsafe fn on_stream(options: &CudaOptions, stream: u64) -> Result<Cuda> {
-        // SAFETY: the caller's promise: the device, which all of them hold, keeps this.
+        // SAFETY: the caller's promise is about everything that holds the device, which holds this.
         let stream = unsafe { driver::Stream::lent(stream) };
         Cuda::open(options, Some(stream))
     }
