@@ -3,7 +3,7 @@
 
 template <bool VECTOR>
 __device__ __forceinline__ void update_run(const Given& given, u64 i, u32 n) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const float beta1 = __uint_as_float(p.beta1), rest1 = __uint_as_float(p.rest1);
     const float beta2 = __uint_as_float(p.beta2), rest2 = __uint_as_float(p.rest2);
     const float eps = __uint_as_float(p.eps), decay = __uint_as_float(p.decay);
@@ -30,7 +30,7 @@ __device__ __forceinline__ void update_run(const Given& given, u64 i, u32 n) {
 
 extern "C" __global__ void __launch_bounds__(128) adamw(const __grid_constant__ Given given) {
     begin(given);
-    const u64 elements = given.params.elements, i = thread_index() * RUN;
+    const u64 elements = given.scalars.elements, i = thread_index() * RUN;
     if (i >= elements) {
         return;
     }

@@ -20,7 +20,7 @@ __device__ __forceinline__ void add_run(const Given& given, u64 i, u32 n) {
 
 extern "C" __global__ void __launch_bounds__(128) add(const __grid_constant__ Given given) {
     begin(given);
-    const u64 elements = given.params.elements, i = thread_index() * RUN;
+    const u64 elements = given.scalars.elements, i = thread_index() * RUN;
     if (i >= elements) {
         return;
     }

@@ -4,7 +4,7 @@
 
 extern "C" __global__ void __launch_bounds__(128) all_to_all_announce(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     if (threadIdx.x == 0) {
         count(given.state, given.board, BEGUN);
     }

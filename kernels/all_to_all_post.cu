@@ -2,11 +2,11 @@
 // members learn that they are there.
 //
 // send: [members, capacity, row], or [capacity, row] if it gathers. counts: u32 [members] (all rows if absent).
-// windows: see kernels/all_to_all_peer.cuh. Blocks: a multiple of the members; a block copies a part of one chunk.
+// windows: see kernels/all_to_all_peer.cuh. Blocks: a multiple of the members; a block copies a part of one segment.
 
 extern "C" __global__ void __launch_bounds__(512) all_to_all_post(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     u32 round = given.state[SEQUENCE] + 1;
     if (p.round == 0 && blockIdx.x == 0 && threadIdx.x == 0) {
         count(given.state, given.board, BEGUN);
@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(512) all_to_all_post(const __grid_c
     }
     if (__syncthreads_and(free)) {
         u32 member = blockIdx.x % p.members, part = blockIdx.x / p.members, parts = gridDim.x / p.members;
-        u32 rows = counts_given ? given.counts[member] : p.capacity, chunk = member;
+        u32 rows = counts_given ? given.counts[member] : p.capacity, segment = member;
         if (p.gathers) {
             // One slot for all, filled by all blocks.
             for (u32 other = 0; counts_given && other < p.members; ++other) {
@@ -27,13 +27,13 @@ extern "C" __global__ void __launch_bounds__(512) all_to_all_post(const __grid_c
             }
             part = blockIdx.x;
             parts = gridDim.x;
-            chunk = 0;
+            segment = 0;
         }
         // Its own rows a member takes from `send`. More rows than there are is what the receiver reports.
         if (p.gathers || member != p.place) {
             u64 from, bytes = bytes_of_round(min(rows, p.capacity), p, from);
-            u8* slot = window(given.windows, p.place) + p.slots_at + u64(chunk) * p.slot_bytes;
-            const u8* row = (const u8*)given.send + u64(chunk) * p.capacity * p.row_bytes;
+            u8* slot = window(given.windows, p.place) + p.slots_at + u64(segment) * p.slot_bytes;
+            const u8* row = (const u8*)given.send + u64(segment) * p.capacity * p.row_bytes;
             copy_bytes(slot, row + from, bytes, part, parts);
         }
     }

@@ -3,11 +3,11 @@
 //
 // send: [members, capacity, row], or [capacity, row] if it gathers: this member's own rows come from there.
 // recv: [members, capacity, row]. counts: u32 [members] (all rows if absent). windows: see kernels/all_to_all_peer.cuh.
-// Blocks: a multiple of the members; a block copies a part of one chunk.
+// Blocks: a multiple of the members; a block copies a part of one segment.
 
 extern "C" __global__ void __launch_bounds__(512) all_to_all_pull(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     u32 round = given.state[SEQUENCE];
     u32 source = blockIdx.x % p.members, part = blockIdx.x / p.members, parts = gridDim.x / p.members;
     u32 rows = counts_given ? given.counts[source] : p.capacity;
@@ -19,10 +19,10 @@ extern "C" __global__ void __launch_bounds__(512) all_to_all_pull(const __grid_c
                 agrees(says, rows, p.capacity, p.row_bytes, given.state, given.board, source);
     }
     if (__syncthreads_and(there)) {
-        u64 from, bytes = bytes_of_round(rows, p, from), chunk = u64(p.capacity) * p.row_bytes;
+        u64 from, bytes = bytes_of_round(rows, p, from), segment = u64(p.capacity) * p.row_bytes;
         const u8* slot = window(given.windows, source) + p.slots_at + u64(p.gathers ? 0 : p.place) * p.slot_bytes;
-        const u8* own = (const u8*)given.send + (p.gathers ? 0 : p.place * chunk) + from;
-        copy_bytes((u8*)given.recv + source * chunk + from, source == p.place ? own : slot, bytes, part, parts);
+        const u8* own = (const u8*)given.send + (p.gathers ? 0 : p.place * segment) + from;
+        copy_bytes((u8*)given.recv + source * segment + from, source == p.place ? own : slot, bytes, part, parts);
     }
     if (arrives_last(given.state)) {
         bool failed = load_shared_word(given.state + FAILED) != 0;

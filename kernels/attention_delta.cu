@@ -4,7 +4,7 @@
 
 extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_delta(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 row = static_cast<u64>(blockIdx.x) * WARPS + threadIdx.x / LANES;
     if (row >= static_cast<u64>(p.batch) * p.sequence * p.heads) return;
     const u64 first = row * p.v_dim;

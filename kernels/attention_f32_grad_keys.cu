@@ -8,7 +8,7 @@
 
 extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_grad_keys(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 warp = threadIdx.x / LANES, lane = lane_id();
     const u64 i = static_cast<u64>(blockIdx.x) * WARPS + warp;
     const u32 key = i % p.sequence, kv_head = i / p.sequence % p.kv_heads, members = p.heads / p.kv_heads;

@@ -8,7 +8,7 @@
 
 extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_grad_queries(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 warp = threadIdx.x / LANES, lane = lane_id();
     const u64 i = static_cast<u64>(blockIdx.x) * WARPS + warp;
     const u32 row = i % p.sequence, head = i / p.sequence % p.heads, kv_head = head / (p.heads / p.kv_heads);

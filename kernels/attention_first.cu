@@ -5,7 +5,7 @@
 
 extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_first(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 i = blockIdx.x * WARPS + threadIdx.x / LANES, lane = lane_id();
     if (i >= p.batch * p.blocks) return;
     const u64 token = static_cast<u64>(i / p.blocks) * p.sequence;

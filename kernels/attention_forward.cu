@@ -35,7 +35,7 @@ __device__ __forceinline__ u32 k_tile(u32 stage) { return q_tile() + Q_BYTES + s
 __device__ __forceinline__ u32 v_tile(u32 stage) { return q_tile() + Q_BYTES + STAGES * K_BYTES + stage * V_BYTES; }
 
 __device__ __forceinline__ void produce(const Given& given, const Work& work, const Keys& keys) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const Source q = {given.q, &given.maps[0], p.heads, p.qk_dim};
     const Source k = {given.k, &given.maps[1], p.kv_heads, p.qk_dim}, v = {given.v, &given.maps[2], p.kv_heads, p.v_dim};
     const u32 kv_head = work.head / (p.heads / p.kv_heads);
@@ -114,7 +114,7 @@ struct Softmax {
 };
 
 __device__ __forceinline__ void consume(const Given& given, const Work& work, const Keys& all) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 token = static_cast<u64>(work.batch) * p.sequence;
     const u32 block = work.tile * WARPGROUPS + consumer(), row = block * BLOCK + row_in_block();
     const u32 start[2] = {first_key(given.start, token, row, p.sequence), first_key(given.start, token, row + 8, p.sequence)};
@@ -208,7 +208,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const Work work = row_work_of(p, Q_ROWS);
     const Keys keys = keys_of(given.first, work.batch, p.blocks, work.tile * WARPGROUPS, p.sequence, WARPGROUPS);
 

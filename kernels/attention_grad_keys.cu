@@ -50,7 +50,7 @@ __device__ __forceinline__ u32 q_tile(u32 stage) { return v_tile() + V_BYTES + s
 __device__ __forceinline__ u32 d_out_tile(u32 stage) { return q_tile(stage) + Q_BYTES; }
 
 __device__ __forceinline__ void produce(const Given& given, const Work& work) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 members = p.heads / p.kv_heads;
     const u64 token = static_cast<u64>(work.batch) * p.sequence;
     const Source q = {given.q, &given.maps[0], p.heads, p.qk_dim}, d_out = {given.d_out, &given.maps[1], p.heads, p.v_dim};
@@ -117,7 +117,7 @@ __device__ __forceinline__ void probabilities_and_slopes(Scores& s, Scores& dp, 
 }
 
 __device__ __forceinline__ void consume(const Given& given, const Work& work) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 token = static_cast<u64>(work.batch) * p.sequence;
     const u32 key_block = work.tile * WARPGROUPS + consumer(), key = key_block * BLOCK + row_in_block();
     const u32 k_rows = k_tile() + consumer() * BLOCK * SPAN_BYTES, v_rows = v_tile() + consumer() * BLOCK * SPAN_BYTES;
@@ -203,7 +203,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_keys(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     // The keys that most rows see come first.
     const Work work = work_of(p, (p.sequence + KEYS - 1) / KEYS, p.kv_heads, 1, p.heads / p.kv_heads);
 

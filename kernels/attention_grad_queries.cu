@@ -38,7 +38,7 @@ __device__ __forceinline__ u32 k_tile(u32 stage) { return d_out_tile() + D_OUT_B
 __device__ __forceinline__ u32 v_tile(u32 stage) { return k_tile(stage) + K_BYTES; }
 
 __device__ __forceinline__ void produce(const Given& given, const Work& work, const Keys& keys) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const Source q = {given.q, &given.maps[0], p.heads, p.qk_dim}, d_out = {given.d_out, &given.maps[1], p.heads, p.v_dim};
     const Source k = {given.k, &given.maps[2], p.kv_heads, p.qk_dim}, v = {given.v, &given.maps[3], p.kv_heads, p.v_dim};
     const u32 kv_head = work.head / (p.heads / p.kv_heads);
@@ -89,7 +89,7 @@ struct RowFacts {
 };
 
 __device__ __forceinline__ void consume(const Given& given, const Work& work, const Keys& all) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 token = static_cast<u64>(work.batch) * p.sequence;
     const u32 block = work.tile * WARPGROUPS + consumer();
     RowFacts rows;
@@ -165,7 +165,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_queries(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const Work work = row_work_of(p, ROWS);
     const Keys keys = keys_of(given.first, work.batch, p.blocks, work.tile * WARPGROUPS, p.sequence, WARPGROUPS);
 

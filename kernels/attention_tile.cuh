@@ -4,7 +4,7 @@
 // A tile [rows, columns] lies in spans of 64 columns: [columns / 64][rows][64], 128 bytes a row, swizzled as sm90.cuh
 // says. So it serves the chains along its columns (Major::CHAIN) and those along its rows (Major::ROWS) alike.
 //
-// BOXES: the copy engine brings the tiles, which takes 16-byte aligned heads; else threads do, element by element.
+// BOXES: TMA brings the tiles, which takes 16-byte aligned heads; else threads do, element by element.
 //
 // Where there is no `wgmma` the same fragments go through `mma.sync`. That path was never run.
 
@@ -16,7 +16,7 @@ constexpr u32 WARPGROUP = 128;
 
 // The first warpgroup of a thread block produces tiles, WARPGROUPS consume them.
 constexpr u32 THREADS = (1 + WARPGROUPS) * WARPGROUP;
-// One warp commands the copy engine.
+// One warp commands TMA.
 constexpr u32 PRODUCERS = BOXES ? LANES : WARPGROUP;
 // A thread has 168 registers at the start, 64512 in all.
 constexpr u32 PRODUCER_REGISTERS = BOXES ? 24 : 56, CONSUMER_REGISTERS = BOXES ? 240 : 224;
@@ -38,7 +38,7 @@ constexpr u64 CACHE_SHARE = 32 << 20;
 // The work of this thread block, of `tiles` tiles of each of `heads` heads of a sequence. All tiles of some heads come one
 // after the other: the first of each of them, then the second, and so on. `readers` neighbouring heads read the same rows
 // of `readable` heads.
-__device__ __forceinline__ Work work_of(const Params& p, u32 tiles, u32 heads, u32 readers, u32 readable) {
+__device__ __forceinline__ Work work_of(const Scalars& p, u32 tiles, u32 heads, u32 readers, u32 readable) {
     const u32 all = p.batch * heads;
     const u64 bytes = static_cast<u64>(p.sequence) * (p.qk_dim + p.v_dim) * sizeof(bf16) * readable;
     const u32 together = static_cast<u32>(min(max(CACHE_SHARE / bytes, 1ull) * readers, static_cast<u64>(all)));
@@ -48,7 +48,7 @@ __device__ __forceinline__ Work work_of(const Params& p, u32 tiles, u32 heads, u
 }
 
 // The same for tiles of `rows` rows of query heads: those that see most come first.
-__device__ __forceinline__ Work row_work_of(const Params& p, u32 rows) {
+__device__ __forceinline__ Work row_work_of(const Scalars& p, u32 rows) {
     const u32 tiles = (p.sequence + rows - 1) / rows;
     Work work = work_of(p, tiles, p.heads, p.heads / p.kv_heads, 1);
     work.tile = tiles - 1 - work.tile;
@@ -104,7 +104,7 @@ struct Source {
 // Starts to bring in the rows from `row` on of a head; what lies beyond the sequence and the head becomes zero. By all
 // producers, before they arrive at `full`.
 template <u32 ROWS, u32 COLUMNS>
-__device__ __forceinline__ void bring(u32 tile, u64* full, const Source& source, const Params& p, u32 batch, u32 head, u32 row) {
+__device__ __forceinline__ void bring(u32 tile, u64* full, const Source& source, const Scalars& p, u32 batch, u32 head, u32 row) {
     if (BOXES) {
         if (threadIdx.x > 0) return;
         barrier_expect(full, tile_bytes(ROWS, COLUMNS));

@@ -20,7 +20,7 @@ __device__ __forceinline__ u64 total_of(const u32* counts, u64 len) {
 
 extern "C" __global__ void __launch_bounds__(128) bias_update(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 total = total_of(given.counts, u64(p.parts) * p.experts), expert = thread_index();
     if (expert >= p.experts) {
         return;

@@ -2,7 +2,7 @@
 
 extern "C" __global__ void __launch_bounds__(128) cast(const __grid_constant__ Given given) {
     begin(given);
-    const u64 elements = given.params.elements, i = thread_index() * RUN;
+    const u64 elements = given.scalars.elements, i = thread_index() * RUN;
     if (i >= elements) {
         return;
     }

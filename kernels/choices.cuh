@@ -1,4 +1,4 @@
-// The choices of received rows, chunk by chunk. A warp has consecutive choices and a thread every 32nd of them, so that
+// The choices of received rows, segment by segment. A warp has consecutive choices and a thread every 32nd of them, so that
 // the order of the lanes and then of the registers is that of the choices.
 
 constexpr u32 WARPS = 8;
@@ -12,7 +12,7 @@ __device__ __forceinline__ u64 choice_of(u32 i) {
 
 // The local experts of this thread's choices; `experts` for a choice that lives elsewhere or in a row past the count.
 __device__ __forceinline__ void local_experts(const Given& given, u32 (&own)[OWN]) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
 #pragma unroll
     for (u32 i = 0; i < OWN; ++i) {
         own[i] = p.experts;

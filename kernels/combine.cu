@@ -14,7 +14,7 @@ struct Leaves {
 
 // All threads call it together.
 __device__ __forceinline__ Leaves leaves_of(const Given& given, u64 row) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     u32* ids = reinterpret_cast<u32*>(shared + p.levels * 2 * blockDim.x);
     u32 *choices = ids + p.k, *ordered = choices + p.k;
     Leaves leaves = {0, ordered + p.k, ordered + 2 * p.k};
@@ -53,7 +53,7 @@ __device__ __forceinline__ Leaves leaves_of(const Given& given, u64 row) {
 
 template <bool VECTOR>
 __device__ __forceinline__ void combine_row(const Given& given, u64 row, const Leaves& leaves) {
-    const u32 columns = given.params.columns;
+    const u32 columns = given.scalars.columns;
     for (u32 start = threadIdx.x * RUN; start < columns; start += blockDim.x * RUN) {
         const u32 n = run_length<VECTOR>(start, columns);
         const u64 i = row * columns + start;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void combine_row(const Given& given, u64 row, const L
 
 extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 row = blockIdx.x, token = row % p.window_period;
     if (token < p.window_begin || token >= p.window_end) {
         return;

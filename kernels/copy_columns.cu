@@ -2,7 +2,7 @@
 
 extern "C" __global__ void __launch_bounds__(128) copy_columns(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const Place place = place_of(thread_index(), p.width);
     if (place.row >= p.rows) {
         return;

@@ -13,7 +13,7 @@ __shared__ float sum_of_row;
 
 template <bool VECTOR>
 __device__ __forceinline__ float block_max(const Given& given, u64 base) {
-    const u32 columns = given.params.columns;
+    const u32 columns = given.scalars.columns;
     float highest = -INFINITY_F32;
     const auto load_logits = [&](u64 start) {
         return load_run<VECTOR>(given.logits, base + start, run_length<VECTOR>(start, columns));
@@ -38,7 +38,7 @@ __device__ __forceinline__ float block_max(const Given& given, u64 base) {
 
 template <bool VECTOR>
 __device__ __forceinline__ float sum_of_exponentials(const Given& given, u64 base, float top) {
-    const u32 columns = given.params.columns, warp = threadIdx.x / LANES, lane = lane_id();
+    const u32 columns = given.scalars.columns, warp = threadIdx.x / LANES, lane = lane_id();
     float sum = 0.0f;
     u32 buffer = 0;
     for (u32 first = 0; first < columns; first += TILE) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ float sum_of_exponentials(const Given& given, u64 bas
 
 template <bool VECTOR>
 __device__ __forceinline__ void token(const Given& given, u64 row, u32 target) {
-    const u32 columns = given.params.columns;
+    const u32 columns = given.scalars.columns;
     const u64 base = row * columns;
     const float top = block_max<VECTOR>(given, base);
     const float total = sum_of_exponentials<VECTOR>(given, base, top);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void token(const Given& given, u64 row, u32 target) {
 
 template <bool VECTOR>
 __device__ __forceinline__ void token_without_target(const Given& given, u64 row) {
-    const u32 columns = given.params.columns;
+    const u32 columns = given.scalars.columns;
     if (threadIdx.x == 0) {
         given.loss[row] = 0.0f;
     }
@@ -124,7 +124,7 @@ __device__ __forceinline__ void row_of_logits(const Given& given) {
 
 extern "C" __global__ void __launch_bounds__(256) cross_entropy(const __grid_constant__ Given given) {
     begin(given);
-    if (vectors(given.params.columns, given.logits, given.d_logits)) {
+    if (vectors(given.scalars.columns, given.logits, given.d_logits)) {
         row_of_logits<true>(given);
     } else {
         row_of_logits<false>(given);

@@ -65,7 +65,7 @@ __device__ __forceinline__ bool occurs(const u32* ids, u32 count, u32 id) {
 template <bool VECTOR>
 __device__ __forceinline__ void add_gradients(const Given& given, u32 first, u32 tokens, u64 row, u32 column) {
     const u32* ids = given.ids + first;
-    const u32 columns = given.params.columns;
+    const u32 columns = given.scalars.columns;
     const bool has_columns = column < columns;
     const u32 n = has_columns ? run_length<VECTOR>(column, columns) : 0;
     Run sum;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void add_gradients(const Given& given, u32 first, u32
 
 extern "C" __global__ void __launch_bounds__(THREADS) embedding_grad(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 slices = (p.columns + THREADS * RUN - 1) / (THREADS * RUN);
     const u32 token = blockIdx.x / slices, group = token / p.group_tokens, place = token % p.group_tokens;
     const u32 column = (blockIdx.x % slices * THREADS + threadIdx.x) * RUN;

@@ -2,14 +2,14 @@
 
 extern "C" __global__ void __launch_bounds__(128) fill(const __grid_constant__ Given given) {
     begin(given);
-    const u64 elements = given.params.elements, i = thread_index() * RUN;
+    const u64 elements = given.scalars.elements, i = thread_index() * RUN;
     if (i >= elements) {
         return;
     }
     Run run;
 #pragma unroll
     for (u32 e = 0; e < RUN; ++e) {
-        run.at[e] = __uint_as_float(given.params.value);
+        run.at[e] = __uint_as_float(given.scalars.value);
     }
     if (vectors(elements, given.out)) {
         store_run<true>(given.out, i, RUN, run);

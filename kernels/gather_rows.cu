@@ -2,7 +2,7 @@
 
 extern "C" __global__ void __launch_bounds__(128) gather_rows(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const bool vector = vectors(p.columns, given.x, given.out);
     for (u64 row = warp_index(); row < p.rows; row += warp_count()) {
         const u32 source = given.index[row];

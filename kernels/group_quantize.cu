@@ -35,7 +35,7 @@ __device__ __forceinline__ bool aligned(const void* at, u32 bytes) {
 __device__ __forceinline__ u32 blocks_of(u32 extent, u32 block) { return (extent + block - 1) / block; }
 
 __device__ __forceinline__ Rows rows_of(const Given& given, u32 tile) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 place = tile * ROWS;
     if constexpr (padded_given) {
         if (place >= given.padded[p.groups]) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ uint2 encode_e4m3(const float (&x)[8], const float (&
 
 // The codes of eight values: a word of e2m1. `block` is the place of their block in the tensor, `half` theirs in it; each
 // value has a byte of the block's random words.
-__device__ __forceinline__ uint2 encode_e2m1(const Params& p, const float (&x)[8], float factor, u64 block, u32 half) {
+__device__ __forceinline__ uint2 encode_e2m1(const Scalars& p, const float (&x)[8], float factor, u64 block, u32 half) {
     u32 random[2] = {};
     if constexpr (OPTION == 1) {
         const uint4 words = philox4x32({p.key_low, p.key_high}, {u32(block), u32(block >> 32), p.stream, 0});
@@ -122,7 +122,7 @@ __device__ __forceinline__ void store_codes(u8* at, uint2 codes, u32 count) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     group_quantize(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 tiles_across = blocks_of(p.columns, COLUMNS), row_blocks = blocks_of(p.columns, BLOCK);
     const u32 tile = blockIdx.x / tiles_across, across = blockIdx.x % tiles_across;
     const Rows rows = rows_of(given, tile);

@@ -3,7 +3,7 @@
 
 extern "C" __global__ void __launch_bounds__(256) group_quantize_amax(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     u32 rows = p.rows;
     if constexpr (offsets_given) {
         rows = min(rows, given.offsets[p.groups]);

@@ -3,7 +3,7 @@
 
 template <bool VECTOR>
 __device__ __forceinline__ void key_value_run(const Given& given, u64 head, u32 run) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 own = runs_of(p.nope), key = own + runs_of(p.rope);
     const u64 joint_base = head * (p.nope + p.v), key_base = head * (p.nope + p.rope);
     if (run < own) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ void key_value_run(const Given& given, u64 head, u32 
 
 extern "C" __global__ void __launch_bounds__(128) mla_key_value(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 runs = runs_of(p.nope) + runs_of(p.rope) + runs_of(p.v);
     const u64 head = thread_index() / runs;
     const u32 run = thread_index() % runs;

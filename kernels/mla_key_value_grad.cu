@@ -3,7 +3,7 @@
 
 template <bool VECTOR>
 __device__ __forceinline__ void joint_run(const Given& given, u64 head, u32 run) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 own = runs_of(p.nope);
     const u64 base = head * (p.nope + p.v);
     if (run < own) {
@@ -19,7 +19,7 @@ __device__ __forceinline__ void joint_run(const Given& given, u64 head, u32 run)
 
 template <bool VECTOR>
 __device__ __forceinline__ void shared_run(const Given& given, u64 token, u32 start) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 n = run_length<VECTOR>(start, p.rope), width = p.nope + p.rope;
     const u64 first = token * p.heads * width + p.nope + start;
     Run sum = load_run<VECTOR>(given.d_k, first, n);
@@ -37,7 +37,7 @@ __device__ __forceinline__ void shared_run(const Given& given, u64 token, u32 st
 
 template <bool VECTOR>
 __device__ __forceinline__ void token_run(const Given& given, u64 token, u32 run) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 head_runs = runs_of(p.nope) + runs_of(p.v), joint = p.heads * head_runs;
     if (run < joint) {
         joint_run<VECTOR>(given, token * p.heads + run / head_runs, run % head_runs);
@@ -48,7 +48,7 @@ __device__ __forceinline__ void token_run(const Given& given, u64 token, u32 run
 
 extern "C" __global__ void __launch_bounds__(128) mla_key_value_grad(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 runs = p.heads * (runs_of(p.nope) + runs_of(p.v)) + runs_of(p.rope);
     const u64 token = thread_index() / runs;
     const u32 run = thread_index() % runs;

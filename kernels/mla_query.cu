@@ -3,7 +3,7 @@
 
 template <bool VECTOR>
 __device__ __forceinline__ void query_run(const Given& given, u64 head, u32 run) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 copied = runs_of(p.nope);
     const u64 base = head * (p.nope + p.rope);
     if (run < copied) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void query_run(const Given& given, u64 head, u32 run)
 
 extern "C" __global__ void __launch_bounds__(128) mla_query(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 runs = runs_of(p.nope) + runs_of(p.rope);
     const u64 head = thread_index() / runs;
     const u32 run = thread_index() % runs;

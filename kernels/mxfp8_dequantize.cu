@@ -7,7 +7,7 @@ constexpr u32 BLOCK = 32, CODES = 8;
 
 extern "C" __global__ void __launch_bounds__(256) mxfp8_dequantize(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 count = u64(p.rows) * p.columns, threads = u64(gridDim.x) * blockDim.x;
     const bool aligned = reinterpret_cast<u64>(given.codes) % CODES == 0;
     for (u64 first = (u64(blockIdx.x) * blockDim.x + threadIdx.x) * CODES; first < count; first += threads * CODES) {

@@ -5,7 +5,7 @@ constexpr u32 WARPS = THREADS / LANES;
 
 // A bit for each of the ranks base .. base + 31 that own one of the token's experts.
 __device__ __forceinline__ u32 ranks_of(const Given& given, u32 token, u32 base) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 phase = token % p.window_period;
     u32 ranks = 0;
     if (token < p.tokens && phase >= p.window_begin && phase < p.window_end) {

@@ -2,7 +2,7 @@
 
 template <bool VECTOR>
 __device__ __forceinline__ void norm_row(const Given& given, u64 row, u32 lane) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 base = row * p.columns;
     float sum = 0.0f;
     const auto load_x = [&](u64 start) {
@@ -33,9 +33,9 @@ __device__ __forceinline__ void norm_row(const Given& given, u64 row, u32 lane) 
 
 extern "C" __global__ void __launch_bounds__(128) rms_norm(const __grid_constant__ Given given) {
     begin(given);
-    const bool vector = vectors(given.params.columns, given.x, given.weight, given.out);
+    const bool vector = vectors(given.scalars.columns, given.x, given.weight, given.out);
     const u32 lane = lane_id();
-    for (u64 row = warp_index(); row < given.params.rows; row += warp_count()) {
+    for (u64 row = warp_index(); row < given.scalars.rows; row += warp_count()) {
         if (vector) {
             norm_row<true>(given, row, lane);
         } else {

@@ -6,7 +6,7 @@ struct Operands {
 
 template <bool VECTOR>
 __device__ __forceinline__ void grad_row(const Given& given, u64 row, u32 lane) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 base = row * p.columns;
     float sum = 0.0f;
     const auto load_both = [&](u64 start) {
@@ -44,9 +44,9 @@ __device__ __forceinline__ void grad_row(const Given& given, u64 row, u32 lane) 
 
 extern "C" __global__ void __launch_bounds__(128) rms_norm_grad(const __grid_constant__ Given given) {
     begin(given);
-    const bool vector = vectors(given.params.columns, given.dy, given.x, given.weight, given.residual, given.dx);
+    const bool vector = vectors(given.scalars.columns, given.dy, given.x, given.weight, given.residual, given.dx);
     const u32 lane = lane_id();
-    for (u64 row = warp_index(); row < given.params.rows; row += warp_count()) {
+    for (u64 row = warp_index(); row < given.scalars.rows; row += warp_count()) {
         if (vector) {
             grad_row<true>(given, row, lane);
         } else {

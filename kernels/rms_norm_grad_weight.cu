@@ -3,7 +3,7 @@
 
 template <bool VECTOR>
 __device__ __forceinline__ void sum_block(const Given& given, Place place) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 n = run_length<VECTOR>(place.column, p.columns);
     const Run sum = block_sum(token_block(place.row, p.group_rows), [&](u64 row) {
         const u64 i = row * p.columns + place.column;
@@ -21,11 +21,11 @@ __device__ __forceinline__ void sum_block(const Given& given, Place place) {
 
 extern "C" __global__ void __launch_bounds__(128) rms_norm_grad_weight(const __grid_constant__ Given given) {
     begin(given);
-    const Place place = place_of(thread_index(), given.params.columns);
-    if (place.row >= given.params.blocks) {
+    const Place place = place_of(thread_index(), given.scalars.columns);
+    if (place.row >= given.scalars.blocks) {
         return;
     }
-    if (vectors(given.params.columns, given.dy, given.x, given.sums)) {
+    if (vectors(given.scalars.columns, given.dy, given.x, given.sums)) {
         sum_block<true>(given, place);
     } else {
         sum_block<false>(given, place);

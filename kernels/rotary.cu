@@ -2,7 +2,7 @@
 
 template <bool VECTOR>
 __device__ __forceinline__ void rotate_halves(const Given& given, Place place) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 n = run_length<VECTOR>(place.column, p.half);
     const u64 at = place.row * 2 * p.half + place.column, token = place.row / p.heads;
     const Angles angles = angles_of(given.cos, given.sin, given.positions[token], p.table_rows, p.half);
@@ -22,7 +22,7 @@ __device__ __forceinline__ void rotate_halves(const Given& given, Place place) {
 
 extern "C" __global__ void __launch_bounds__(128) rotary(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     // A row is a head of a token.
     const Place place = place_of(thread_index(), p.half);
     if (place.row >= u64(p.tokens) * p.heads) {

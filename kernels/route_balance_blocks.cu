@@ -7,7 +7,7 @@ constexpr u32 THREADS = 256;
 
 extern "C" __global__ void __launch_bounds__(THREADS) route_balance_blocks(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     __shared__ float sums[TOKEN_BLOCK];
     __shared__ u32 counts[EXPERTS];
     const u32 sequence = blockIdx.x / p.blocks, begin = blockIdx.x % p.blocks * TOKEN_BLOCK;

@@ -6,7 +6,7 @@ constexpr u32 THREADS = 256;
 
 extern "C" __global__ void __launch_bounds__(THREADS) route_balance_loss(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     __shared__ float terms[EXPERTS];
     const u32 sequence = blockIdx.x, valid = given.valid[sequence];
     for (u32 e = threadIdx.x; e < EXPERTS; e += THREADS) {

@@ -4,7 +4,7 @@ extern __shared__ u32 counts[];
 
 extern "C" __global__ void __launch_bounds__(THREADS) route_layout_count(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     u32 own[OWN];
     local_experts(given, own);
     count_choices(p.experts, own, counts);

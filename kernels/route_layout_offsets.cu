@@ -2,7 +2,7 @@
 
 extern "C" __global__ void __launch_bounds__(LANES) route_layout_offsets(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 total = warp_exclusive_scan(
         p.experts, [&](u32 e) { return given.totals[e]; }, [&](u32 e, u32 offset) { given.offsets[e] = offset; });
     if (threadIdx.x == 0) {

@@ -2,7 +2,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS) route_plan_count(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     __shared__ u32 counts[WARPS][LANES];
     for (u32 base = 0; base < p.ranks; base += LANES) {
         const u32 ranks = ranks_of(given, blockIdx.x * THREADS + threadIdx.x, base);

@@ -3,14 +3,14 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS) route_plan_place(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     __shared__ u32 counts[WARPS][LANES];
     const u32 token = blockIdx.x * THREADS + threadIdx.x, warp = threadIdx.x / LANES, lane = lane_id();
     for (u32 base = 0; base < p.ranks; base += LANES) {
         const u32 ranks = ranks_of(given, token, base);
         counts[warp][lane] = count_tokens(ranks);
         __syncthreads();
-        // The first row of this warp's tokens in the chunk of rank base + lane.
+        // The first row of this warp's tokens in the segment of rank base + lane.
         u32 first = 0;
         if (base + lane < p.ranks) {
             first = given.table[u64(base + lane) * gridDim.x + blockIdx.x];

@@ -4,7 +4,7 @@ constexpr u32 WARPS = 4;
 
 extern "C" __global__ void __launch_bounds__(WARPS * LANES) route_scan(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 row = u64(blockIdx.x) * WARPS + threadIdx.x / LANES;
     if (row >= p.rows) {
         return;

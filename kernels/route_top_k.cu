@@ -94,7 +94,7 @@ __device__ __forceinline__ void keep_best_groups(u32 top_groups, u64 (&keys)[OWN
 
 extern "C" __global__ void __launch_bounds__(WARPS * LANES) route_top_k(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     __shared__ u32 counts[EXPERTS];
     for (u32 e = threadIdx.x; e < EXPERTS; e += blockDim.x) {
         counts[e] = 0;

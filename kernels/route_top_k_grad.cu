@@ -6,7 +6,7 @@ constexpr u32 WARPS = 4;
 
 // The gradients of the chosen scores, into d.
 __device__ __forceinline__ void choices(const Given& given, u64 token, float (&d)[OWN]) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const float* scores = given.scores + token * EXPERTS;
     const u32* ids = given.ids + token * p.k;
     const float* d_weights = given.d_weights + token * p.k;
@@ -35,7 +35,7 @@ __device__ __forceinline__ void choices(const Given& given, u64 token, float (&d
 
 // Adds the gradient of the auxiliary loss to d.
 __device__ __forceinline__ void balance(const Given& given, u64 token, const float (&score)[OWN], float (&d)[OWN]) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 sequence = token / p.sequence;
     const u32 valid = given.valid[sequence];
     const float sum = sum_experts(score);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void balance(const Given& given, u64 token, const flo
 
 extern "C" __global__ void __launch_bounds__(WARPS * LANES) route_top_k_grad(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 token = u64(blockIdx.x) * WARPS + threadIdx.x / LANES;
     if (token >= p.tokens) {
         return;

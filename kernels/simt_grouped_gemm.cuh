@@ -5,7 +5,7 @@
 // tensor core, fma tells a zero term of one sign from none.
 //
 // Constants: RAGGED_CHAIN, ACCUMULATE; A_CHAIN_LAST, B_CHAIN_LAST (the chain's dimension is the last in memory).
-// Params: as tiles.cuh, and a_sources, b_sources (rows to gather from). With scales: as fp8_block_scales.cuh.
+// Scalars: as tiles.cuh, and a_sources, b_sources (rows to gather from). With scales: as fp8_block_scales.cuh.
 
 constexpr u32 SIMT_CHAIN = 32, SIMT_EACH = 4;
 
@@ -87,7 +87,7 @@ __device__ __forceinline__ void fma_terms(const SimtFactor<TILE>& a, const SimtF
 // FP8 blocks: total = fma(part, scale_a * scale_b, total), and the next part begins.
 __device__ __forceinline__ void end_part(const Given& given, const Tile& tile, u32 row, u32 column, u32 term,
                                          float (&part)[SIMT_EACH][SIMT_EACH], float (&total)[SIMT_EACH][SIMT_EACH]) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     float x[SIMT_EACH] = {}, y[SIMT_EACH] = {};
 #pragma unroll
     for (u32 i = 0; i < SIMT_EACH; i++) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ void end_part(const Given& given, const Tile& tile, u
 template <u32 TILE>
 __device__ __forceinline__ void simt_grouped_gemm(const Given& given) {
     __shared__ SimtFactor<TILE> a, b;
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 row = threadIdx.x / (TILE / SIMT_EACH) * SIMT_EACH;
     const u32 column = threadIdx.x % (TILE / SIMT_EACH) * SIMT_EACH;
     Tiles<TILE, TILE> tiles(given);

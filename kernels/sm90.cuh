@@ -1,8 +1,9 @@
 // Hopper's building blocks: barriers in shared memory, asynchronous copies, swizzled tiles and `wgmma`.
 //
 // Tiles lie in shared memory in rows of 128 bytes, eight rows to an atom of 1024 bytes at which every tile is aligned,
-// with the 16-byte pieces of each row exchanged by its number within the atom ("128-byte swizzle"): the layout that the
-// copy engine writes and `wgmma` reads without bank conflicts. Two kinds of tile hold an operand of `wgmma`:
+// with the 16-byte pieces of each row exchanged by its number within the atom ("128-byte swizzle"): the layout that TMA
+// (the tensor memory accelerator, cp.async.bulk.tensor) writes and `wgmma` reads without bank conflicts. Two kinds of
+// tile hold an operand of `wgmma`:
 //
 //   Major::CHAIN  a row is one row (column) of the operand, 128 bytes along the chain: [rows][128 bytes].
 //   Major::ROWS   a row is one element of the chain, 64 rows (columns) of the operand: [rows / 64][chain][64], 16-bit
@@ -30,7 +31,7 @@ __device__ __forceinline__ void barrier_init(u64* barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-// Makes the initialised barriers visible to the copy engine; a __syncthreads() must follow.
+// Makes the initialised barriers visible to TMA; a __syncthreads() must follow.
 __device__ __forceinline__ void barrier_init_done() {
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -39,7 +40,7 @@ __device__ __forceinline__ void barrier_arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// The same at that barrier of another block of the cluster, of which only the copy engine and the tensor cores learn: it
+// The same at that barrier of another block of the cluster, of which only TMA and the tensor cores learn: it
 // orders no loads and stores of this thread. (Where it did, it would wait for all of them.)
 __device__ __forceinline__ void barrier_arrive_in(u32 block, u64* barrier) {
     asm volatile("{\n"
@@ -51,7 +52,7 @@ __device__ __forceinline__ void barrier_arrive_in(u32 block, u64* barrier) {
                  : "memory");
 }
 
-// The present phase also waits for this many bytes from the copy engine.
+// The present phase also waits for this many bytes from TMA.
 __device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
@@ -94,8 +95,8 @@ __device__ __forceinline__ void store_shared(u32 to, u32 word) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }
 
-// What this thread wrote to shared memory (or knows to be written, from a barrier) is visible to `wgmma` and to the
-// copy engine from here on.
+// What this thread wrote to shared memory (or knows to be written, from a barrier) is visible to `wgmma` and to
+// TMA from here on.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // 16 bytes from global to shared memory: the first `bytes` (0 to 16) are copied, the rest become zero. Both addresses
@@ -157,7 +158,7 @@ __device__ __forceinline__ void stores_wait() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-// Before its first use a map is brought to where the copy engine looks for it.
+// Before its first use a map is brought to where TMA looks for it.
 __device__ __forceinline__ void prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }

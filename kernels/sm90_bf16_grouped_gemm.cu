@@ -84,7 +84,7 @@ __device__ __forceinline__ void consume(const Given& given, Ring& ring, u32 tile
         if (consumer.first >= tile.rows) {
             ring.skip(consumer.place, tile.terms);
             find_next();
-        } else if (TILE_COLUMNS > FEW_COLUMNS && given.params.columns - tile.column <= FEW_COLUMNS) {
+        } else if (TILE_COLUMNS > FEW_COLUMNS && given.scalars.columns - tile.column <= FEW_COLUMNS) {
             consumer.make<FEW_COLUMNS>(tile, find_next);
         } else {
             consumer.make<TILE_COLUMNS>(tile, find_next);

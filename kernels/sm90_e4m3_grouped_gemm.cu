@@ -20,7 +20,7 @@ struct Scales {
 
     // By the threads of a warpgroup.
     __device__ __forceinline__ void load(const Given& given, u32 stage, const Tile& tile, u32 term) {
-        const Params& p = given.params;
+        const Scalars& p = given.scalars;
         const u32 i = threadIdx.x;
         if (i < tile.rows) {
             const u64 place = row_scale_place(p, tile.row + i, term);

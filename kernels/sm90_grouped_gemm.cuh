@@ -8,22 +8,22 @@
 //
 // The tiles' layouts are those of sm90.cuh. How a factor comes in is a constant:
 //
-//   BOXES     the copy engine: 16-byte aligned rows, no gather.
+//   BOXES     TMA: 16-byte aligned rows, no gather.
 //   PIECES    asynchronous copies of 16 bytes by every thread: aligned rows, with or without gather.
 //   ELEMENTS  one element after the other: anything.
 //
-// The copy engine ends a chain at the tensor's edge only. Where a group ends it (Wgrad), the last piece of the chain
+// TMA ends a chain at the tensor's edge only. Where a group ends it (Wgrad), the last piece of the chain
 // comes as PIECES, which become zero past the end: what lies there is selected away, not multiplied by zero. Two warps
-// do that while the copy engine is at the next tile.
+// do that while TMA is at the next tile.
 //
-// Two blocks of a CLUSTER take neighbouring tiles. Where these have the same columns, each block's copy engine brings
+// Two blocks of a CLUSTER take neighbouring tiles. Where these have the same columns, each block's TMA brings
 // half of them to both, so that the L2 cache is read for 32 KiB a stage instead of 48. A stage is empty when both have
 // left it.
 //
 // The results go out as sm90_grouped_gemm_out.cuh says, while the producers fill the ring for the next tile.
 //
 // Constants: RAGGED_CHAIN, ACCUMULATE; A_CHAIN_LAST, B_CHAIN_LAST (the chain's dimension is the last in memory);
-// A_LOAD, B_LOAD; STORE; TILE_COLUMNS, STAGES; CLUSTER (1, or 2 if both factors are BOXES). Params: as tiles.cuh, and
+// A_LOAD, B_LOAD; STORE; TILE_COLUMNS, STAGES; CLUSTER (1, or 2 if both factors are BOXES). Scalars: as tiles.cuh, and
 // a_sources, b_sources (rows to gather from). Maps: a, b, out.
 
 enum class Load : u32 { BOXES, PIECES, ELEMENTS };
@@ -45,7 +45,7 @@ constexpr u32 A_BYTES = TILE_ROWS * ROW_BYTES, B_BYTES = TILE_COLUMNS * ROW_BYTE
 // In Major::ROWS: 64 rows for the whole piece of the chain.
 constexpr u32 SLAB_ROWS = 64, SLAB_BYTES = TILE_CHAIN * ROW_BYTES;
 
-// The barrier of threads at which those meet who copy what the copy engine does not.
+// The barrier of threads at which those meet who copy what TMA does not.
 constexpr u32 COPIERS_MEET = 1;
 
 // The stages' barriers: filled by the producers, and left by the consumers' warps.
@@ -110,16 +110,16 @@ struct Factor {
 // FP8 blocks bring scales with every piece.
 constexpr bool SCALES = ELEMENT_BYTES == 1;
 // Whether threads copy of every piece of a chain: then the producers' whole warpgroup does. Else two warps copy the last
-// piece of a chain that the copy engine cannot end, and the first one commands the copy engine.
+// piece of a chain that TMA cannot end, and the first one commands TMA.
 constexpr bool STREAMED = SCALES || Load{A_LOAD} != Load::BOXES || Load{B_LOAD} != Load::BOXES;
 constexpr u32 LEADERS = STREAMED ? 0 : LANES;
 constexpr u32 COPIERS = STREAMED ? WARPGROUP : RAGGED_CHAIN ? 2 * LANES : 0;
 
-// Brings in tiles of EXTENT rows of a factor. The copy engine brings PART rows at a time; copies take all copiers.
+// Brings in tiles of EXTENT rows of a factor. TMA brings PART rows at a time; copies take all copiers.
 template <Load LOAD, Major MAJOR, bool GATHER, u32 EXTENT, u32 PART>
 class Loader {
     static constexpr u32 ROWS_AT_ONCE = COPIERS / PIECES_OF_ROW;
-    // The copy engine cannot end a chain where a group ends.
+    // TMA cannot end a chain where a group ends.
     static constexpr bool CUT = LOAD == Load::BOXES && RAGGED_CHAIN;
     static constexpr bool COPIES = LOAD != Load::BOXES || CUT;
     static constexpr u32 TURNS = COPIES ? EXTENT / ROWS_AT_ONCE : 1;
@@ -147,7 +147,7 @@ class Loader {
         }
     }
 
-    // Whether the copy engine brings a piece of the chain of which `left` terms exist.
+    // Whether TMA brings a piece of the chain of which `left` terms exist.
     static __device__ __forceinline__ bool boxes(u32 left) {
         return LOAD == Load::BOXES && (!CUT || left >= TILE_CHAIN);
     }
@@ -300,7 +300,7 @@ template <class Scales>
 __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tiles_at, Scales scales) {
     if (threadIdx.x >= LEADERS + COPIERS) return;
     const bool leads = threadIdx.x < LANES;
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     LoaderA a({reinterpret_cast<const u8*>(given.a), given.a_gather, &given.maps[0], p.rows, p.chain, p.a_sources,
                false});
     LoaderB b({reinterpret_cast<const u8*>(given.b), given.b_gather, &given.maps[1], p.columns, p.chain, p.b_sources,
@@ -349,7 +349,7 @@ __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tile
     copies_wait_all();
 }
 
-// The ring's barriers, and the maps that the copy engine will use, before anything is in the ring.
+// The ring's barriers, and the maps that TMA will use, before anything is in the ring.
 __device__ __forceinline__ void open(const Given& given, Ring& ring) {
     constexpr u32 BY[] = {A_LOAD, B_LOAD, STORE};
     if (threadIdx.x == 0) {

@@ -4,17 +4,17 @@
 // they lie swizzled as in sm90.cuh. Each warp has two slots of its own, so that no warp waits for another, and reads of
 // one go on while the other is written. How results leave a slot is the constant STORE:
 //
-//   BOXES     the copy engine, where all 16 rows belong to the group; else as PIECES.
+//   BOXES     TMA, where all 16 rows belong to the group; else as PIECES.
 //   PIECES    16 bytes by every lane, of whole rows of 128 bytes.
 //   ELEMENTS  there is no slot: element by element from the registers, for rows that are not aligned.
 //
-// Constants: RAGGED_CHAIN, ACCUMULATE (not with BOXES), STORE. Params: rows, columns. Tensor: out. Map: 2.
+// Constants: RAGGED_CHAIN, ACCUMULATE (not with BOXES), STORE. Scalars: rows, columns. Tensor: out. Map: 2.
 
 constexpr Load OUT_STORE{STORE};
 constexpr u32 OUT_ROWS = 16, OUT_SLOTS = 2, OUT_SLOT_BYTES = OUT_ROWS * ROW_BYTES;
 constexpr u32 OUT_ELEMENT_BYTES = sizeof(*Given::out), OUT_COLUMNS = ROW_BYTES / OUT_ELEMENT_BYTES;
 
-static_assert(OUT_STORE != Load::BOXES || !ACCUMULATE, "the copy engine adds otherwise than NUMERICS.md");
+static_assert(OUT_STORE != Load::BOXES || !ACCUMULATE, "TMA adds otherwise than NUMERICS.md");
 
 // The warp's first row, of its warpgroup's.
 __device__ __forceinline__ u32 warp_row() { return threadIdx.x % WARPGROUP / LANES * OUT_ROWS; }
@@ -75,14 +75,14 @@ class Outlet {
     template <u32 COUNT>
     __device__ __forceinline__ void put_slots(const Tile& tile, u32 first, const float (&d)[COUNT]) {
         constexpr u32 SLOTS = 2 * COUNT / OUT_COLUMNS;
-        // The copy engine ends a matrix of a group's own, but not rows among others.
+        // TMA ends a matrix of a group's own, but not rows among others.
         const bool box = OUT_STORE == Load::BOXES && (RAGGED_CHAIN || first + OUT_ROWS <= tile.rows);
         // What results are added to is asked for one slot ahead.
         float4 before[2][TURNS];
         if constexpr (ACCUMULATE) fetch(tile, first, 0, before[0]);
 #pragma unroll
         for (u32 i = 0; i < SLOTS; i++) {
-            if (tile.column + i * OUT_COLUMNS >= given.params.columns) break;
+            if (tile.column + i * OUT_COLUMNS >= given.scalars.columns) break;
             if constexpr (ACCUMULATE) {
                 if (i + 1 < SLOTS) fetch(tile, first, i + 1, before[(i + 1) % 2]);
             }
@@ -155,7 +155,7 @@ class Outlet {
 
     // Where the piece number `j` of this lane lies in memory, if it does.
     __device__ __forceinline__ float4* out_piece(const Tile& tile, u32 first, u32 i, u32 j) const {
-        const Params& p = given.params;
+        const Scalars& p = given.scalars;
         const u32 piece = j * LANES + lane_id();
         const u32 row = first + piece / PIECES_OF_ROW;
         const u32 column =
@@ -166,7 +166,7 @@ class Outlet {
 
     template <u32 COUNT>
     __device__ __forceinline__ void put_elements(const Tile& tile, u32 first, const float (&d)[COUNT]) const {
-        const Params& p = given.params;
+        const Scalars& p = given.scalars;
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const u32 r = first + row_in_warp(half);

@@ -3,7 +3,7 @@
 
 extern "C" __global__ void __launch_bounds__(128) sum_blocks(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 i = thread_index();
     if (i >= u64(p.groups) * p.columns) {
         return;

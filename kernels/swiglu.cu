@@ -2,7 +2,7 @@
 
 template <bool VECTOR>
 __device__ __forceinline__ void swiglu_run(const Given& given, Place place) {
-    const u32 width = given.params.width, n = run_length<VECTOR>(place.column, width);
+    const u32 width = given.scalars.width, n = run_length<VECTOR>(place.column, width);
     const u64 at = place.row * 2 * width + place.column;
     const Run gate = load_run<VECTOR>(given.gate_up, at, n), up = load_run<VECTOR>(given.gate_up, at + width, n);
     // A weight of 1 has the bits of no weight.
@@ -17,7 +17,7 @@ __device__ __forceinline__ void swiglu_run(const Given& given, Place place) {
 
 extern "C" __global__ void __launch_bounds__(128) swiglu(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 rows = limit_given ? min(p.rows, *given.limit) : p.rows;
     const bool vector = vectors(p.width, given.gate_up, given.out);
     for (u64 run = thread_index(); run < rows * runs_of(p.width); run += thread_count()) {

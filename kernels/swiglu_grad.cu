@@ -2,7 +2,7 @@
 
 template <bool VECTOR>
 __device__ __forceinline__ void grad_row(const Given& given, u64 row, u32 lane) {
-    const u32 width = given.params.width;
+    const u32 width = given.scalars.width;
     const u64 base = row * 2 * width;
     const float weight = weight_given ? given.weight[row] : 1.0f;
     float sum = 0.0f;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void grad_row(const Given& given, u64 row, u32 lane) 
 
 extern "C" __global__ void __launch_bounds__(128) swiglu_grad(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 rows = limit_given ? min(p.rows, *given.limit) : p.rows, lane = lane_id();
     const bool vector = vectors(p.width, given.gate_up, given.d_out, given.d_gate_up);
     for (u64 row = warp_index(); row < rows; row += warp_count()) {

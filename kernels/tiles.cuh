@@ -7,7 +7,7 @@
 // Blocks may work in pairs, on tiles 2 i and 2 i + 1. Both of a pair belong to one group, so that their chains are
 // equally long: a group of an odd number of tiles ends with one more, of no rows.
 //
-// Constant: RAGGED_CHAIN (the groups divide the chain: Wgrad; else they divide the rows). Params: groups, rows,
+// Constant: RAGGED_CHAIN (the groups divide the chain: Wgrad; else they divide the rows). Scalars: groups, rows,
 // columns, chain. Tensor: offsets.
 
 struct Tile {
@@ -33,7 +33,7 @@ template <u32 ROWS, u32 COLUMNS, bool PAIRS = false>
 class Tiles {
    public:
     __device__ explicit Tiles(const Given& given)
-        : offsets(given.offsets), p(given.params), across(ceil_div(given.params.columns, COLUMNS)) {}
+        : offsets(given.offsets), p(given.scalars), across(ceil_div(given.scalars.columns, COLUMNS)) {}
 
     // Tile number `index`, for a whole warp. The numbers ascend from call to call. False: there are no more tiles.
     __device__ bool find(u64 index, Tile& tile) {
@@ -107,7 +107,7 @@ class Tiles {
     __device__ u32 offset(u32 group, u32 most) const { return min(offsets[group], most); }
 
     const u32* offsets;
-    const Params& p;
+    const Scalars& p;
     const u32 across;
     // The first group of the 32 looked at, and the tiles of the groups before it.
     u32 window = 0;

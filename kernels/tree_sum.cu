@@ -6,7 +6,7 @@ extern __shared__ float4 shared[];
 
 extern "C" __global__ void __launch_bounds__(128) tree_sum(const __grid_constant__ Given given) {
     begin(given);
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     u32* plan = reinterpret_cast<u32*>(shared + p.levels * 2 * blockDim.x);
     for (u32 part = 1 + threadIdx.x; part < p.parts; part += blockDim.x) {
         plan[part] = parting(0, p.parts, part - 1, part);

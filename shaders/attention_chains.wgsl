@@ -9,11 +9,11 @@ fn term_of(value: u32) -> Term {
 }
 
 fn a_place(t: u32) -> u32 {
-    return t * given.params.a_chain;
+    return t * given.scalars.a_chain;
 }
 
 fn b_place(t: u32) -> u32 {
-    return t * given.params.b_chain;
+    return t * given.scalars.b_chain;
 }
 
 // The first key that one of the TILE rows from `row` on sees.

@@ -8,7 +8,7 @@ fn main(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let p = given.params;
+    let p = given.scalars;
     let place = linear(workgroup, workgroups);
     let side = 8u * TILE;
     let key_tiles = (p.keys + side - 1u) / side;

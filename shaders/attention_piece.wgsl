@@ -16,24 +16,24 @@ fn to_squares(extent: u32) -> u32 {
 }
 
 fn token_of(pair: u32, row: u32) -> u32 {
-    return (given.params.pair + pair) / given.params.kv_heads * given.params.sequence + row;
+    return (given.scalars.pair + pair) / given.scalars.kv_heads * given.scalars.sequence + row;
 }
 
 fn key_head_of(pair: u32) -> u32 {
-    return (given.params.pair + pair) % given.params.kv_heads;
+    return (given.scalars.pair + pair) % given.scalars.kv_heads;
 }
 
 // A key of a pair, counted over all tokens and key heads.
 fn key_of(pair: u32, key: u32) -> u32 {
-    return token_of(pair, key) * given.params.kv_heads + key_head_of(pair);
+    return token_of(pair, key) * given.scalars.kv_heads + key_head_of(pair);
 }
 
 // A query of a pair, counted over all tokens and query heads.
 fn query_of(pair: u32, row: u32) -> u32 {
-    return key_of(pair, row) * given.params.group + given.params.member;
+    return key_of(pair, row) * given.scalars.group + given.scalars.member;
 }
 
 // Where a pair's score of a row of the sequence lies.
 fn score_place(pair: u32, key: u32, row: u32) -> u32 {
-    return (pair * given.params.keys + key) * given.params.width + row - given.params.row;
+    return (pair * given.scalars.keys + key) * given.scalars.width + row - given.scalars.row;
 }

@@ -9,7 +9,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let p = given.params;
+    let p = given.scalars;
     let i = linear(group, groups) * 64u + lane;
     let column = i % p.width;
     let row = p.row + column;

@@ -5,8 +5,8 @@
 // Whether a token is none of the padding.
 fn is_valid(token: u32) -> bool {
     var valid = false;
-    for (var n = 0u; n < given.params.k; n += 1u) {
-        valid = valid || ids_at(token * given.params.k + n) != 0xFFFFFFFFu;
+    for (var n = 0u; n < given.scalars.k; n += 1u) {
+        valid = valid || ids_at(token * given.scalars.k + n) != 0xFFFFFFFFu;
     }
     return valid;
 }

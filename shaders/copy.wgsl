@@ -7,7 +7,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let p = given.params;
+    let p = given.scalars;
     let word = p.target_byte / 4u + linear(group, groups) * 64u + lane;
     let start = max(word * 4u, p.target_byte);
     let end = min(word * 4u + 4u, p.target_byte + p.bytes);

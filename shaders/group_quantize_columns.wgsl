@@ -7,7 +7,7 @@ fn row_of_group(g: u32) -> u32 {
     if offsets_given() {
         return offsets_at(g);
     }
-    return g * given.params.group_rows;
+    return g * given.scalars.group_rows;
 }
 
 @compute @workgroup_size(64)
@@ -16,7 +16,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let p = given.params;
+    let p = given.scalars;
     let i = linear(group, groups) * 64u + lane;
     if i >= p.elements {
         return;

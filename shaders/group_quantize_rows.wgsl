@@ -19,7 +19,7 @@ fn e2m1_stochastic(a: u32, random: u32) -> u32 {
 
 // 16 codes, two in a byte. Each has a byte of the block's random words.
 fn encode_e2m1(first: u32, factor: u32, block: u32) {
-    let p = given.params;
+    let p = given.scalars;
     var random = philox4x32(vec2<u32>(p.key_low, p.key_high), vec4<u32>(block, 0u, p.stream, 0u));
     for (var byte = 0u; byte < 8u; byte += 1u) {
         var code = 0u;
@@ -40,7 +40,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let p = given.params;
+    let p = given.scalars;
     let i = linear(group, groups) * 64u + lane;
     if i >= p.elements {
         return;

@@ -20,34 +20,34 @@ fn term_of(value: u32) -> Term {
 
 // The place of the row of `a` or `b` with this number; a gather that is not there is some other tensor.
 fn a_source(i: u32) -> u32 {
-    let gathered = given.params.a_gathered == 1u;
+    let gathered = given.scalars.a_gathered == 1u;
     return select(i, a_gather_at(select(0u, i, gathered)), gathered);
 }
 
 fn b_source(i: u32) -> u32 {
-    let gathered = given.params.b_gathered == 1u;
+    let gathered = given.scalars.b_gathered == 1u;
     return select(i, b_gather_at(select(0u, i, gathered)), gathered);
 }
 
 fn a_place(t: u32) -> u32 {
     if RAGGED_CHAIN == 1u { // decided
-        return a_source(t) * given.params.a_chain;
+        return a_source(t) * given.scalars.a_chain;
     } else {
-        return t * given.params.a_chain;
+        return t * given.scalars.a_chain;
     }
 }
 
 fn b_place(t: u32) -> u32 {
     if RAGGED_CHAIN == 1u { // decided
-        return b_source(t) * given.params.b_chain;
+        return b_source(t) * given.scalars.b_chain;
     } else {
-        return t * given.params.b_chain;
+        return t * given.scalars.b_chain;
     }
 }
 
 // The product of the FP8-block scales of a row and a column for the block that t lies in.
 fn block_scale(group: u32, row: u32, column: u32, t: u32) -> u32 {
-    let p = given.params;
+    let p = given.scalars;
     let a_scale = a_scale_at(row * p.scale_chain + t / 128u);
     let b_row = group * p.b_scale_group + column / p.b_scale_columns;
     return f32_mul(a_scale, b_scale_at(b_row * p.scale_chain + t / 128u));
@@ -59,7 +59,7 @@ fn main(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let p = given.params;
+    let p = given.scalars;
     let place = linear(workgroup, workgroups);
     let column = ((place % p.column_tiles) * 8u + lane % 8u) * TILE;
 

@@ -68,7 +68,7 @@ fn mma_step(c: u32, acc: u32) -> u32 {
     for (var i = 0u; i < STEP; i += 1u) { // unrolled
         let product = left[i].sig * right[c][i].sig;
         let down = min(u32(aligned - (left[i].exponent + right[c][i].exponent)), 31u);
-        // An arithmetic shift of the ones' complement cuts towards zero, and is one less for a negative product.
+        // An arithmetic shift of the ones' complement truncates toward zero, and is one less for a negative product.
         let flip = product >> 31u;
         floors += (product + flip) >> down;
         negatives += flip;
@@ -85,7 +85,7 @@ fn mma_step(c: u32, acc: u32) -> u32 {
     let total = select(products + addend, difference, opposite);
     let sign = select(acc & SIGN, sum_sign, products > addend);
 
-    // Cut towards zero to RESULT_BITS; in the subnormals the last bit stands still.
+    // Truncated toward zero to RESULT_BITS; in the subnormals the last bit stands still.
     let lead = countLeadingZeros(total);
     let field = min(i32(31u - lead) + largest - SUM_BIAS - i32(FRACTION_BITS) + 127, 255);
     let sig = (total << (lead & 31u)) >> 8u;

@@ -13,7 +13,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let p = given.params;
+    let p = given.scalars;
     let sequence = linear(group, groups);
     if sequence >= p.sequences {
         return;

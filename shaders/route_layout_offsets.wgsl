@@ -6,9 +6,9 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let p = given.params;
+    let p = given.scalars;
     let only = linear(group, groups);
-    if only >= p.one {
+    if only >= 1u {
         return;
     }
     if lane == 0u {

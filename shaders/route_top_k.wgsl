@@ -56,7 +56,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let p = given.params;
+    let p = given.scalars;
     let token = linear(group, groups) * 32u + lane;
     if token >= p.tokens {
         return;

@@ -7,7 +7,7 @@ var<workgroup> slope: array<u32, EXPERTS>;
 
 // The gradients of the chosen scores, into d.
 fn choices(token: u32, base: u32) {
-    let p = given.params;
+    let p = given.scalars;
     var sum = 0u;
     for (var n = 0u; n < p.k; n += 1u) {
         let e = ids_at(token * p.k + n);
@@ -39,7 +39,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let p = given.params;
+    let p = given.scalars;
     let token = linear(group, groups);
     if token >= p.tokens {
         return;

@@ -1,5 +1,6 @@
 //! The backend: memory and queues, and the ops handed to their files.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::comm::{Comm, Exchange, World};
 use crate::device::Gpu;
 use crate::driver;
 use crate::graph::Graph;
+use crate::loans::Loans;
 use crate::memory;
 use crate::ops::{all_to_all, attention, group_quantize, grouped_gemm, map, route};
 use crate::timer::{Timer, Work};
@@ -59,7 +61,9 @@ impl Default for CudaOptions {
 pub struct Cuda {
     caps: Caps,
     timer: Timer,
+    /// Takes leave of the other ranks, or breaks off what they do not end, before the next waits.
     comm: Comm,
+    loans: Arc<Loans>,
     gpu: Arc<Gpu>,
 }
 
@@ -73,11 +77,36 @@ impl Cuda {
     /// [`Error::Argument`] when the ranks that share experts do not divide all ranks; [`Error::Collective`] when the ranks
     /// do not come together.
     pub fn new(options: &CudaOptions) -> Result<Cuda> {
+        Cuda::open(options, None)
+    }
+
+    /// One rank whose compute queue is the caller's `stream` (a `CUstream` or `cudaStream_t`; 0 is the legacy default stream):
+    /// ops run in order with what else is queued there, and neither waits for the host. The other two queues have streams of
+    /// their own, which events order with this one as ever. The stream stays the caller's and is not destroyed.
+    ///
+    /// Calls make the device's primary context, in which the runtime API works, too, the calling thread's.
+    ///
+    /// What the caller captures by itself on `stream` would not know of the memory that ops take and give back; use
+    /// [`capture`](Cuda::capture), which the legacy default stream does not allow.
+    ///
+    /// # Errors
+    /// As [`new`](Cuda::new); [`Error::Argument`] for a stream of another context, and for the handle of the default stream
+    /// of each thread, which is another one wherever a call comes from.
+    ///
+    /// # Safety
+    /// `stream` is a stream of this process. It lives until the backend, its tensors, its events and its graphs are gone.
+    pub unsafe fn on_stream(options: &CudaOptions, stream: u64) -> Result<Cuda> {
+        // SAFETY: the caller's promise is about everything that holds the device, which holds this.
+        let stream = unsafe { driver::Stream::lent(stream) };
+        Cuda::open(options, Some(stream))
+    }
+
+    fn open(options: &CudaOptions, compute: Option<driver::Stream>) -> Result<Cuda> {
         if options.numerics == NumericModel::Blackwell {
             let why = "the Blackwell model needs another card; use the host".into();
             return Err(Error::Unavailable { backend: BACKEND, why });
         }
-        let gpu = Gpu::open(options.device, options.synchronous)?;
+        let gpu = Gpu::open(options.device, options.synchronous, compute)?;
         let (rank, ranks) = options.world.as_ref().map_or((0, 1), |world| (world.rank, world.ranks));
         let caps = Caps {
             backend: BACKEND,
@@ -90,7 +119,8 @@ impl Cuda {
             peak_flops: Some(gpu.peak_flops()),
         };
         let comm = Comm::open(&gpu, &caps, options.world.as_ref(), options.exchange, options.timeout)?;
-        Ok(Cuda { caps, timer: Timer::default(), comm, gpu })
+        let loans = Loans::new(&gpu);
+        Ok(Cuda { caps, timer: Timer::default(), comm, loans, gpu })
     }
 
     /// Records what `work` queues on this backend, without running it. The recorded work reads and writes the tensors
@@ -100,6 +130,37 @@ impl Cuda {
     /// Those of `work`; a failure of the device.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         self.gpu.blame(Graph::record(&self.gpu, work))
+    }
+
+    /// The caller's memory at `pointer` as a tensor of this backend. Nothing is copied.
+    ///
+    /// `keep_alive` is dropped after the tensor and its clones and views, once the work that was queued on them is done. No
+    /// call waits for that: it is looked at when an imported tensor comes or goes and in [`Backend::wait`] and
+    /// [`Backend::read`], on the thread of that call; at the latest when the backend goes, which waits. A tensor that goes
+    /// later than its backend waits, too. What a recording works on is kept by its [`Graph`] if it goes before the recording
+    /// ends; later, it is the caller's to keep, as all tensors are that a graph was given.
+    ///
+    /// # Shape
+    /// Row-major and without gaps; `pointer` is a multiple of the element's size. The ops are fastest at multiples of 16 bytes.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when it is no such multiple, not in the memory of this device, or larger than that.
+    ///
+    /// # Safety
+    /// - The memory holds the whole tensor until `keep_alive` is dropped.
+    /// - Work that the caller queued with the memory is done, or is on the stream of [`on_stream`](Cuda::on_stream), or the
+    ///   compute queue waits for it. The caller's later work with it comes after this backend's in the same way.
+    /// - Where tensors are imported from memory that overlaps, an op writes none that it uses beside another of them.
+    pub unsafe fn import(
+        &self,
+        pointer: u64,
+        shape: &[usize],
+        dtype: DType,
+        keep_alive: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Tensor> {
+        // SAFETY: the caller's promise.
+        let imported = unsafe { memory::import(&self.gpu, &self.loans, pointer, shape, dtype, keep_alive) };
+        self.gpu.blame(imported)
     }
 
     /// Bytes of device memory that came from the driver, and bytes of the tensors that live.
@@ -137,6 +198,7 @@ impl Backend for Cuda {
         let read = memory::read(OP, &self.gpu, src, bytes);
         // A collective that failed is the reason of whatever else did.
         self.comm.check(OP)?;
+        self.loans.settle();
         self.gpu.blame(read)
     }
 
@@ -144,6 +206,7 @@ impl Backend for Cuda {
         const OP: &str = "wait";
         let waited = self.gpu.bind(OP).and_then(|()| self.gpu.synchronize(OP));
         self.comm.check(OP)?;
+        self.loans.settle();
         self.gpu.blame(waited)
     }
 

@@ -4,15 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
-pub(crate) use dropless_core::params::word;
-use dropless_core::{DType, Error, Memory, Queue, Result, Tensor};
+use dropless_core::launch::Variant;
+use dropless_core::{Error, Queue, Result};
 use parking_lot::{Mutex, RwLock};
 
 use crate::BACKEND;
-use crate::driver::{self, Context, During, Event, Function, Kind, Stream, TensorMap, TensorMapShape};
+use crate::driver::{self, Context, During, Event, Function, Kind, Stream};
 use crate::jit::Jit;
-use crate::kernel::Variant;
-use crate::memory::{self, Pool, Pools};
+use crate::pool::{KeepAlive, Pool, Pools};
 use crate::progress::Progress;
 
 /// What `dropless doctor` says of a device.
@@ -79,8 +78,9 @@ pub(crate) struct Gpu {
     pub(crate) multiprocessors: u32,
     /// Whether every launch waits for its end, so that a failure shows at the call that caused it.
     synchronous: bool,
-    functions: RwLock<HashMap<Variant, Arc<Function>>>,
-    jit: Jit,
+    /// The kernels that are loaded.
+    pub(crate) functions: RwLock<HashMap<Variant, Arc<Function>>>,
+    pub(crate) jit: Jit,
     pub(crate) progress: Progress,
     compute: Stream,
     comm: Stream,
@@ -92,10 +92,12 @@ pub(crate) struct Gpu {
     context: Context,
 }
 
-const QUEUES: [Queue; 3] = [Queue::Compute, Queue::Comm, Queue::Offload];
+/// Every queue.
+pub(crate) const QUEUES: [Queue; 3] = [Queue::Compute, Queue::Comm, Queue::Offload];
 
 impl Gpu {
-    pub(crate) fn open(index: usize, synchronous: bool) -> Result<Arc<Gpu>> {
+    /// `compute`: the stream of the compute queue, a new one if None.
+    pub(crate) fn open(index: usize, synchronous: bool, compute: Option<Stream>) -> Result<Arc<Gpu>> {
         let unavailable = |why| Error::Unavailable { backend: BACKEND, why };
         let all = devices()?;
         let found =
@@ -106,6 +108,9 @@ impl Gpu {
         let jit = Jit::new(ARCHITECTURE)?;
         let context = Context::retain(i32::try_from(index).expect("an index"))?;
         context.bind("open")?;
+        if let Some(stream) = &compute {
+            context.check(stream)?;
+        }
         let count = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         Ok(Arc::new(Gpu {
             name: found.name.clone(),
@@ -115,7 +120,7 @@ impl Gpu {
             functions: RwLock::default(),
             jit,
             progress: Progress::new()?,
-            compute: Stream::new()?,
+            compute: compute.map_or_else(Stream::new, Ok)?,
             comm: Stream::new()?,
             offload: Stream::new()?,
             pools: Pools::new(),
@@ -209,6 +214,17 @@ impl Gpu {
         }
     }
 
+    /// Gives what keeps a caller's memory alive to the graph that is being recorded; back, if there is none.
+    pub(crate) fn keep(&self, keep_alive: KeepAlive) -> std::result::Result<(), KeepAlive> {
+        match &*self.capture.lock() {
+            Some(capture) => {
+                capture.keep(keep_alive);
+                Ok(())
+            }
+            None => Err(keep_alive),
+        }
+    }
+
     /// What a tensor that `queue` has used waits for before its memory is given out again.
     pub(crate) fn fence(&self, queue: Queue) -> Result<Option<Event>> {
         const OP: &str = "drop";
@@ -221,69 +237,6 @@ impl Gpu {
     /// Bytes of device memory that came from the driver, and bytes of living tensors.
     pub(crate) fn usage(&self) -> (u64, u64) {
         self.pools.of(Kind::Device).usage()
-    }
-
-    /// A tensor for intermediate results.
-    pub(crate) fn alloc(self: &Arc<Self>, dtype: DType, shape: &[usize]) -> Result<Tensor> {
-        memory::alloc(self, dtype, shape, Memory::Device)
-    }
-
-    /// Queues the filling of a tensor's bytes.
-    pub(crate) fn fill(self: &Arc<Self>, op: &'static str, tensor: &Tensor, byte: u8) -> Result<()> {
-        self.bind(op)?;
-        let to = memory::addresses(op, self, tensor, Queue::Compute)?;
-        // SAFETY: the view lies inside its buffer, which is kept until the stream is done with it.
-        unsafe { driver::fill(op, &self.compute, to.start, byte, tensor.bytes()) }?;
-        self.launched(op, Queue::Compute)
-    }
-
-    /// Queues a copy of the bytes of `from` to `to`, which has as many, wherever they lie.
-    pub(crate) fn copy(self: &Arc<Self>, op: &'static str, from: &Tensor, to: &Tensor, queue: Queue) -> Result<()> {
-        debug_assert_eq!(from.bytes(), to.bytes(), "{op}");
-        self.bind(op)?;
-        let source = memory::addresses(op, self, from, queue)?;
-        let target = memory::addresses(op, self, to, queue)?;
-        // SAFETY: both views lie inside their buffers, which are kept until the stream is done with them.
-        unsafe { driver::copy(op, self.stream(queue), target.start, source.start, from.bytes()) }?;
-        self.launched(op, queue)
-    }
-
-    /// Describes a tensor to the copy engine, as an array of `extents` read in boxes of `tile`, the fastest dimension
-    /// first; a box's rows have 128 bytes and come into shared memory with the swizzle of that width.
-    pub(crate) fn tensor_map(
-        self: &Arc<Self>,
-        op: &'static str,
-        tensor: &Tensor,
-        extents: &[usize],
-        tile: &[usize],
-    ) -> Result<TensorMap> {
-        use sys::CUtensorMapDataType as Type;
-        let element = match tensor.dtype() {
-            DType::F32 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-            DType::Bf16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            DType::U32 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT32,
-            DType::E4m3 | DType::Ue8m0 | DType::E2m1x2 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
-        };
-        let shape = TensorMapShape {
-            element,
-            element_bytes: tensor.dtype().size() as u64,
-            extents: extents.iter().map(|&extent| extent as u64).collect(),
-            tile: tile.iter().map(|&extent| word(extent)).collect(),
-            swizzle: sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-        };
-        self.bind(op)?;
-        driver::tensor_map(op, memory::addresses(op, self, tensor, Queue::Compute)?.start, &shape)
-    }
-
-    /// The compiled kernel of a variant; compiled at its first use.
-    pub(crate) fn function(&self, variant: Variant) -> Result<Arc<Function>> {
-        if let Some(function) = self.functions.read().get(&variant) {
-            return Ok(function.clone());
-        }
-        let name = variant.kernel.name;
-        let cubin = self.jit.cubin(name, &variant.source())?;
-        let function = Arc::new(Function::load(name, &cubin)?);
-        Ok(self.functions.write().entry(variant).or_insert(function).clone())
     }
 }
 

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
 use cudarc::driver::{result, sys};
+use dropless_core::launch::word;
 use dropless_core::{Error, Result};
 use parking_lot::Mutex;
 
@@ -42,6 +43,9 @@ pub(crate) fn init() -> Result<()> {
     })
 }
 
+/// The handle that stands for another stream in each thread.
+const PER_THREAD: usize = 2;
+
 /// The primary context of a device.
 #[derive(Debug)]
 pub(crate) struct Context {
@@ -66,6 +70,22 @@ impl Context {
     pub(crate) fn bind(&self, op: &'static str) -> Result<()> {
         // SAFETY: the context is retained.
         unsafe { result::ctx::set_current(self.raw) }.during(op)
+    }
+
+    /// Fails unless work on `stream` is work in this context, in the order of the calls.
+    pub(crate) fn check(&self, stream: &Stream) -> Result<()> {
+        const OP: &str = "on_stream";
+        let refused = |found: &str| {
+            let expected = format!("a stream of the primary context of device {}", self.device);
+            Err(Error::Argument { op: OP, field: "stream", expected, found: found.into() })
+        };
+        if stream.raw as usize == PER_THREAD {
+            return refused("the default stream of each thread");
+        }
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the stream lives; writes one pointer.
+        unsafe { sys::cuStreamGetCtx(stream.raw, &mut context) }.result().during(OP)?;
+        if context == self.raw { Ok(()) } else { refused("one of another context") }
     }
 
     pub(crate) fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<i32> {
@@ -110,7 +130,11 @@ pub(crate) fn reaches(context: &Context, other: &Uuid) -> Result<bool> {
 
 /// A queue of the device.
 #[derive(Debug)]
-pub(crate) struct Stream(pub(crate) sys::CUstream);
+pub(crate) struct Stream {
+    pub(crate) raw: sys::CUstream,
+    /// Whether a caller made it, who destroys it, too.
+    lent: bool,
+}
 
 // SAFETY: the driver locks a stream.
 unsafe impl Send for Stream {}
@@ -119,25 +143,34 @@ unsafe impl Sync for Stream {}
 
 impl Stream {
     pub(crate) fn new() -> Result<Stream> {
-        Ok(Stream(result::stream::create(result::stream::StreamKind::NonBlocking).during("open")?))
+        let raw = result::stream::create(result::stream::StreamKind::NonBlocking).during("open")?;
+        Ok(Stream { raw, lent: false })
+    }
+
+    /// A stream of the caller's.
+    ///
+    /// # Safety
+    /// It outlives this.
+    pub(crate) unsafe fn lent(handle: u64) -> Stream {
+        Stream { raw: handle as sys::CUstream, lent: true }
     }
 
     pub(crate) fn synchronize(&self, op: &'static str) -> Result<()> {
         // SAFETY: the stream lives.
-        unsafe { result::stream::synchronize(self.0) }.during(op)
+        unsafe { result::stream::synchronize(self.raw) }.during(op)
     }
 
     /// Whether the work queued here cannot be done any more. Not while it is recorded.
     pub(crate) fn has_failed(&self) -> bool {
         // SAFETY: the stream lives.
-        let state = unsafe { sys::cuStreamQuery(self.0) };
+        let state = unsafe { sys::cuStreamQuery(self.raw) };
         !matches!(state, sys::cudaError_enum::CUDA_SUCCESS | sys::cudaError_enum::CUDA_ERROR_NOT_READY)
     }
 
     /// Whether the work queued here becomes a part of a graph.
     pub(crate) fn is_recorded(&self, op: &'static str) -> Result<bool> {
         // SAFETY: the stream lives.
-        let status = unsafe { result::stream::is_capturing(self.0) }.during(op)?;
+        let status = unsafe { result::stream::is_capturing(self.raw) }.during(op)?;
         Ok(status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE)
     }
 
@@ -145,14 +178,16 @@ impl Stream {
     pub(crate) fn wait(&self, op: &'static str, event: &Event) -> Result<()> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both live.
-        unsafe { result::stream::wait_event(self.0, event.0, flags) }.during(op)
+        unsafe { result::stream::wait_event(self.raw, event.0, flags) }.during(op)
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: created in `new`; the driver finishes its work first.
-        let _ = unsafe { result::stream::destroy(self.0) };
+        if !self.lent {
+            // SAFETY: created in `new`; the driver finishes its work first.
+            let _ = unsafe { result::stream::destroy(self.raw) };
+        }
     }
 }
 
@@ -181,7 +216,7 @@ impl Event {
     /// From now on the event is the present end of `stream`.
     pub(crate) fn move_to_end(&self, op: &'static str, stream: &Stream) -> Result<()> {
         // SAFETY: both live.
-        unsafe { result::event::record(self.0, stream.0) }.during(op)
+        unsafe { result::event::record(self.0, stream.raw) }.during(op)
     }
 
     /// Whether it has been passed.
@@ -191,6 +226,12 @@ impl Event {
             Err(result::DriverError(sys::cudaError_enum::CUDA_ERROR_NOT_READY)) => Ok(false),
             done => done.during(op).map(|()| true),
         }
+    }
+
+    /// Waits until it has been passed.
+    pub(crate) fn synchronize(&self, op: &'static str) -> Result<()> {
+        // SAFETY: the event lives.
+        unsafe { result::event::synchronize(self.0) }.during(op)
     }
 
     /// Milliseconds from `start`, once both are passed.
@@ -272,7 +313,7 @@ impl Function {
                 (blocks, 1, 1),
                 (threads, 1, 1),
                 shared,
-                stream.0,
+                stream.raw,
                 std::slice::from_mut(&mut parameter),
             )
         }
@@ -327,6 +368,24 @@ pub(crate) fn memory_info() -> Result<(usize, usize)> {
     result::mem_get_info().during("alloc")
 }
 
+/// The device in whose memory an address lies; None for memory of the host, and for what the driver does not know.
+pub(crate) fn device_of(op: &'static str, address: Address) -> Result<Option<sys::CUdevice>> {
+    use sys::CUpointer_attribute as Attribute;
+    let (mut kind, mut device) = (0u32, 0i32);
+    let asked = [
+        ((&raw mut kind).cast::<c_void>(), Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE),
+        ((&raw mut device).cast::<c_void>(), Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL),
+    ];
+    for (to, attribute) in asked {
+        // SAFETY: writes one number of 4 bytes; the address is looked up and not followed.
+        match unsafe { sys::cuPointerGetAttribute(to, attribute, address) }.result() {
+            Err(result::DriverError(sys::cudaError_enum::CUDA_ERROR_INVALID_VALUE)) => return Ok(None),
+            known => known.during(op)?,
+        }
+    }
+    Ok((kind == sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32).then_some(device))
+}
+
 /// Queues a copy. The driver knows from the addresses where they lie.
 ///
 /// # Safety
@@ -336,7 +395,7 @@ pub(crate) unsafe fn copy(op: &'static str, stream: &Stream, to: Address, from: 
         return Ok(());
     }
     // SAFETY: the caller's promise.
-    unsafe { sys::cuMemcpyAsync(to, from, bytes, stream.0) }.result().during(op)
+    unsafe { sys::cuMemcpyAsync(to, from, bytes, stream.raw) }.result().during(op)
 }
 
 /// Queues the filling of bytes.
@@ -348,45 +407,53 @@ pub(crate) unsafe fn fill(op: &'static str, stream: &Stream, to: Address, byte: 
         return Ok(());
     }
     // SAFETY: the caller's promise.
-    unsafe { result::memset_d8_async(to, byte, bytes, stream.0) }.during(op)
+    unsafe { result::memset_d8_async(to, byte, bytes, stream.raw) }.during(op)
 }
 
-/// How a tensor map reads a matrix: a box of a row-major array, one to five dimensions, the fastest first.
-#[derive(Clone, Debug)]
-pub(crate) struct TensorMapShape {
+/// How a tensor map reads a matrix: a box of a row-major array of `RANK` dimensions, one to five, the fastest first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorMapShape<const RANK: usize> {
     pub(crate) element: sys::CUtensorMapDataType,
     pub(crate) element_bytes: u64,
     /// Extents in elements, the fastest first.
-    pub(crate) extents: Vec<u64>,
+    pub(crate) extents: [usize; RANK],
     /// Extents of the box, the fastest first.
-    pub(crate) tile: Vec<u32>,
+    pub(crate) tile: [usize; RANK],
     pub(crate) swizzle: sys::CUtensorMapSwizzle,
 }
 
 /// A tensor map, as the kernel's parameter holds it.
 pub(crate) type TensorMap = [u64; 16];
 
-/// Describes a matrix at `address` to the tensor memory accelerator. Elements outside are read as zero.
-pub(crate) fn tensor_map(op: &'static str, address: Address, shape: &TensorMapShape) -> Result<TensorMap> {
-    let rank = u32::try_from(shape.extents.len()).expect("at most 5");
-    let mut strides = Vec::new();
+/// Describes a matrix at `address` to the TMA (tensor memory accelerator). Elements outside are read as zero.
+pub(crate) fn tensor_map<const RANK: usize>(
+    op: &'static str,
+    address: Address,
+    shape: &TensorMapShape<RANK>,
+) -> Result<TensorMap> {
+    const { assert!(0 < RANK && RANK <= 5) };
+    let extents = shape.extents.map(|extent| extent as u64);
+    let tile = shape.tile.map(word);
+    // Bytes from one entry to the next of every dimension but the fastest.
+    let mut strides = extents;
     let mut stride = shape.element_bytes;
-    for extent in &shape.extents[..shape.extents.len() - 1] {
+    for (next, extent) in strides.iter_mut().zip(extents) {
         stride *= extent;
-        strides.push(stride);
+        *next = stride;
     }
-    let steps = vec![1u32; shape.extents.len()];
+    let steps = [1u32; RANK];
     let mut map = MaybeUninit::<sys::CUtensorMap>::zeroed();
-    // SAFETY: the driver writes the map; every array has `rank` entries (the strides one less).
+    // SAFETY: the driver writes the map; every array has `RANK` entries, of which it reads one less of the strides. What it
+    // does not like of the address or the numbers it refuses; it follows no pointer but these.
     unsafe {
         sys::cuTensorMapEncodeTiled(
             map.as_mut_ptr(),
             shape.element,
-            rank,
+            word(RANK),
             address as *mut c_void,
-            shape.extents.as_ptr(),
+            extents.as_ptr(),
             strides.as_ptr(),
-            shape.tile.as_ptr(),
+            tile.as_ptr(),
             steps.as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
             shape.swizzle,

@@ -10,7 +10,7 @@ use dropless_core::{Queue, Result};
 
 use crate::device::Gpu;
 use crate::driver::{During, Event, Kind};
-use crate::memory::Pools;
+use crate::pool::Pools;
 
 /// A recorded piece of work, with the memory of its intermediate results.
 #[derive(Debug)]
@@ -37,13 +37,13 @@ impl Graph {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         *gpu.capture.lock() = Some(memory.clone());
         // SAFETY: the stream lives.
-        let begun = unsafe { result::stream::begin_capture(stream.0, mode) }.during(OP);
+        let begun = unsafe { result::stream::begin_capture(stream.raw, mode) }.during(OP);
         let worked = begun.and_then(|()| work()).and_then(|()| {
             // The other streams' work belongs to the graph; it ends where they come together.
             [Queue::Comm, Queue::Offload].into_iter().try_for_each(|queue| join(gpu, queue))
         });
         // SAFETY: begun above.
-        let graph = unsafe { result::stream::end_capture(stream.0) }.during(OP);
+        let graph = unsafe { result::stream::end_capture(stream.raw) }.during(OP);
         *gpu.capture.lock() = None;
         worked?;
         let graph = graph?;
@@ -64,7 +64,7 @@ impl Graph {
     pub fn launch(&mut self) -> Result<()> {
         let launched = self.gpu.bind(OP).and_then(|()| {
             // SAFETY: the graph and its memory live.
-            unsafe { result::graph::launch(self.executable, self.gpu.stream(Queue::Compute).0) }.during(OP)
+            unsafe { result::graph::launch(self.executable, self.gpu.stream(Queue::Compute).raw) }.during(OP)
         });
         self.gpu.blame(launched)
     }

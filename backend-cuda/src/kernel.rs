@@ -2,76 +2,21 @@
 //! tensor is declared once.
 //!
 //! A kernel `name` lies in `kernels/name.cu` and has one parameter, `Given`: its tensor maps, one pointer for each tensor
-//! (to the first element of the view, null if it is absent), its `Params`, and what [`crate::progress`] needs. A constant
+//! (to the first element of the view, null if it is absent), its `Scalars`, and what [`crate::progress`] needs. A constant
 //! `x_given` says whether the tensor x is there. The first thing a kernel does is `begin(given)`.
 
 use std::fmt::Write;
 use std::sync::Arc;
 
-pub(crate) use dropless_core::params;
+use cudarc::driver::sys;
+pub(crate) use dropless_core::launch::{BF16, Binding, F32, FLOAT, Kernel, Scalars, U32, Variant, word};
+pub(crate) use dropless_core::scalars;
 use dropless_core::{DType, Error, Queue, Result, Tensor};
 
 use crate::BACKEND;
 use crate::device::Gpu;
-use crate::driver::TensorMap;
+use crate::driver::{self, Function, TensorMap, TensorMapShape};
 use crate::memory;
-
-/// A tensor that a kernel works on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Binding {
-    pub(crate) name: &'static str,
-    /// Whether the kernel writes it.
-    pub(crate) written: bool,
-    /// Element types it is used with.
-    pub(crate) types: &'static [DType],
-    /// Whether it may be absent.
-    pub(crate) optional: bool,
-}
-
-pub(crate) const FLOAT: &[DType] = &[DType::F32, DType::Bf16];
-pub(crate) const BF16: &[DType] = &[DType::Bf16];
-pub(crate) const F32: &[DType] = &[DType::F32];
-pub(crate) const U32: &[DType] = &[DType::U32];
-
-impl Binding {
-    pub(crate) const fn read(name: &'static str, types: &'static [DType]) -> Binding {
-        Binding { name, written: false, types, optional: false }
-    }
-
-    pub(crate) const fn write(name: &'static str, types: &'static [DType]) -> Binding {
-        Binding { name, written: true, types, optional: false }
-    }
-
-    /// Read and written.
-    pub(crate) const fn in_place(name: &'static str, types: &'static [DType]) -> Binding {
-        Binding::write(name, types)
-    }
-
-    pub(crate) const fn optional(self) -> Binding {
-        Binding { optional: true, ..self }
-    }
-
-    /// Whether a tensor of this type (or none) may stand here.
-    fn accepts(&self, dtype: Option<DType>) -> bool {
-        dtype.map_or(self.optional, |dtype| self.types.contains(&dtype))
-    }
-}
-
-/// A kernel before its element types are known.
-#[derive(Debug)]
-pub(crate) struct Kernel {
-    /// The entry point; also the file's name.
-    pub(crate) name: &'static str,
-    /// The texts it is compiled from, in order, its own last.
-    pub(crate) files: &'static [&'static str],
-    /// The fields of its parameters.
-    pub(crate) params: &'static [&'static str],
-    pub(crate) tensors: &'static [Binding],
-    /// How many tensor maps it takes.
-    pub(crate) maps: usize,
-    /// The names of constants that a launch gives values.
-    pub(crate) constants: &'static [&'static str],
-}
 
 /// The shared files.
 pub(crate) const PRELUDE: &str = include_str!("../../kernels/prelude.cuh");
@@ -96,30 +41,6 @@ pub(crate) const TOKEN_SUM: &str = include_str!("../../kernels/token_sum.cuh");
 pub(crate) const TREE: &str = include_str!("../../kernels/tree.cuh");
 pub(crate) const VALID: &str = include_str!("../../kernels/valid.cuh");
 
-/// A kernel with its element types and constants: what is compiled.
-#[derive(Clone, Debug)]
-pub(crate) struct Variant {
-    pub(crate) kernel: &'static Kernel,
-    pub(crate) types: Vec<Option<DType>>,
-    pub(crate) constants: Vec<u32>,
-}
-
-impl PartialEq for Variant {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::eq(self.kernel, other.kernel) && self.types == other.types && self.constants == other.constants
-    }
-}
-
-impl Eq for Variant {}
-
-impl std::hash::Hash for Variant {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.kernel.name.hash(state);
-        self.types.hash(state);
-        self.constants.hash(state);
-    }
-}
-
 /// A type's name in CUDA.
 const fn cuda_type(dtype: DType) -> &'static str {
     match dtype {
@@ -139,51 +60,64 @@ struct ue8m0 { unsigned char bits; };
 struct alignas(128) TensorMap { unsigned long long words[16]; };
 ";
 
-impl Variant {
-    /// The CUDA text.
-    pub(crate) fn source(&self) -> String {
-        let Kernel { tensors, constants, maps, .. } = self.kernel;
-        let numbers: String = self.kernel.params.iter().map(|field| format!("    unsigned {field};\n")).collect();
-        let mut text = format!("{TYPES}struct Params {{\n{numbers}}};\n");
-        for (name, value) in constants.iter().zip(&self.constants) {
-            let _ = writeln!(text, "constexpr unsigned {name} = {value}u;");
-        }
-        let mut fields = if *maps > 0 { format!("    TensorMap maps[{maps}];\n") } else { String::new() };
-        for (binding, dtype) in tensors.iter().zip(&self.types) {
-            let name = binding.name;
-            let _ = writeln!(text, "constexpr bool {name}_given = {};", dtype.is_some());
-            let element = cuda_type(dtype.unwrap_or(binding.types[0]));
-            let constness = if binding.written { "" } else { "const " };
-            let _ = writeln!(fields, "    {constness}{element}* {name};");
-        }
-        let _ = writeln!(
-            text,
-            "struct Given {{\n{fields}    unsigned* begun;\n    Params params;\n    unsigned launch;\n}};"
-        );
-        for file in self.kernel.files {
-            text.push_str(file);
-            text.push('\n');
-        }
-        text
+/// The CUDA text of a variant.
+pub(crate) fn source(variant: &Variant) -> String {
+    let program = variant.program;
+    let numbers: String = program.scalars.iter().map(|field| format!("    unsigned {field};\n")).collect();
+    let mut text = format!("{TYPES}struct Scalars {{\n{numbers}}};\n");
+    for (name, value) in variant.constants() {
+        let _ = writeln!(text, "constexpr unsigned {name} = {value}u;");
     }
+    let maps = program.maps;
+    let mut fields = if maps > 0 { format!("    TensorMap maps[{maps}];\n") } else { String::new() };
+    for (binding, dtype) in variant.tensors() {
+        let name = binding.name;
+        let _ = writeln!(text, "constexpr bool {name}_given = {};", dtype.is_some());
+        let element = cuda_type(dtype.unwrap_or(binding.types[0]));
+        let constness = if binding.access.reads_only() { "const " } else { "" };
+        let _ = writeln!(fields, "    {constness}{element}* {name};");
+    }
+    let _ = writeln!(
+        text,
+        "struct Given {{\n{fields}    unsigned* begun;\n    Scalars scalars;\n    unsigned launch;\n}};"
+    );
+    for file in program.files {
+        text.push_str(file);
+        text.push('\n');
+    }
+    text
 }
 
 /// One run of a kernel.
 #[derive(Debug)]
-pub(crate) struct Launch<'a> {
-    pub(crate) kernel: &'static Kernel,
+pub(crate) struct Launch<'a, S: Scalars> {
+    pub(crate) kernel: &'static Kernel<S>,
+    pub(crate) scalars: S,
     /// One for each tensor of the kernel.
     pub(crate) tensors: &'a [Option<&'a Tensor>],
     /// One for each constant of the kernel.
     pub(crate) constants: &'a [u32],
-    pub(crate) params: Vec<u32>,
+    /// One for each tensor map of the kernel.
     pub(crate) maps: &'a [TensorMap],
     /// Thread blocks; 0: nothing to do.
-    pub(crate) blocks: u64,
+    pub(crate) blocks: usize,
     /// Threads of a block.
     pub(crate) threads: u32,
     /// Bytes of dynamic shared memory.
     pub(crate) shared: u32,
+}
+
+impl<'a, S: Scalars> Launch<'a, S> {
+    /// Without constants, tensor maps and dynamic shared memory.
+    pub(crate) fn new(
+        kernel: &'static Kernel<S>,
+        scalars: S,
+        tensors: &'a [Option<&'a Tensor>],
+        blocks: usize,
+        threads: u32,
+    ) -> Launch<'a, S> {
+        Launch { kernel, scalars, tensors, constants: &[], maps: &[], blocks, threads, shared: 0 }
+    }
 }
 
 /// Kernels take extents as u32.
@@ -201,21 +135,24 @@ const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 
 impl Gpu {
     /// Queues a run on the compute stream.
-    pub(crate) fn launch(self: &Arc<Self>, launch: Launch<'_>) -> Result<()> {
+    ///
+    /// # Panics
+    /// As [`launch_on`](Gpu::launch_on).
+    pub(crate) fn launch<S: Scalars>(self: &Arc<Self>, launch: Launch<'_, S>) -> Result<()> {
         self.launch_on(Queue::Compute, launch)
     }
 
     /// Queues a run.
-    pub(crate) fn launch_on(self: &Arc<Self>, queue: Queue, launch: Launch<'_>) -> Result<()> {
-        let Launch { kernel, tensors, constants, mut params, maps, blocks, threads, shared } = launch;
-        let op = kernel.name;
-        let types: Vec<_> = tensors.iter().map(|tensor| tensor.map(Tensor::dtype)).collect();
-        debug_assert!(
-            kernel.tensors.len() == types.len() && kernel.tensors.iter().zip(&types).all(|(b, &t)| b.accepts(t)),
-            "{op}: {types:?}"
-        );
-        debug_assert_eq!((kernel.constants.len(), kernel.maps), (constants.len(), maps.len()), "{op}");
-        for (binding, tensor) in kernel.tensors.iter().zip(tensors) {
+    ///
+    /// # Panics
+    /// When the kernel declares other tensors, constants or tensor maps.
+    pub(crate) fn launch_on<S: Scalars>(self: &Arc<Self>, queue: Queue, launch: Launch<'_, S>) -> Result<()> {
+        let Launch { kernel, scalars, tensors, constants, maps, blocks, threads, shared } = launch;
+        let program = &kernel.program;
+        let op = program.name;
+        let variant = Variant::of(program, tensors, constants);
+        assert_eq!(maps.len(), program.maps, "{op}: tensor maps");
+        for (binding, tensor) in program.tensors.iter().zip(tensors) {
             tensor.map_or(Ok(()), |tensor| fits(op, binding.name, tensor))?;
         }
         let what = || format!("needs {blocks} thread blocks");
@@ -224,7 +161,7 @@ impl Gpu {
             return Ok(());
         }
         self.bind(op)?;
-        let function = self.function(Variant { kernel, types, constants: constants.to_vec() })?;
+        let function = self.function(&variant)?;
         if shared > SHARED_WITHOUT_ASKING {
             function.allow_shared(op, shared)?;
         }
@@ -235,15 +172,56 @@ impl Gpu {
         }
         let (begun, number) = self.progress.launch(op, queue);
         arguments.push(begun);
-        params.push(number);
+        let mut words = scalars.words();
+        words.push(number);
         let pair = |words: &[u32]| u64::from(words[0]) | u64::from(*words.get(1).unwrap_or(&0)) << 32;
-        arguments.extend(params.chunks(2).map(pair));
+        arguments.extend(words.chunks(2).map(pair));
         // The end of a struct is padded to its alignment.
         arguments.resize(arguments.len().next_multiple_of(size_of::<TensorMap>() / size_of::<u64>()), 0);
-        // SAFETY: the arguments are the kernel's one parameter as `Variant::source` declares it; the tensors' memory is
-        // kept until the stream is done with it.
+        // SAFETY: the arguments are the kernel's one parameter as `source` declares it, since there are as many maps, tensors
+        // and scalars as the program says: the first two were counted above, and the scalars are of the kernel's own type. A
+        // pointer is null only where the variant's text says so, and else shows a tensor of the type in that text, whose
+        // memory is kept until the stream is done with it.
         unsafe { function.launch(op, self.stream(queue), blocks.unsigned_abs(), threads, shared, &arguments) }?;
         self.launched(op, queue)
+    }
+
+    /// The compiled kernel of a variant; compiled at its first use.
+    fn function(&self, variant: &Variant) -> Result<Arc<Function>> {
+        if let Some(function) = self.functions.read().get(variant) {
+            return Ok(function.clone());
+        }
+        let name = variant.program.name;
+        let cubin = self.jit.cubin(name, &source(variant))?;
+        let function = Arc::new(Function::load(name, &cubin)?);
+        Ok(self.functions.write().entry(*variant).or_insert(function).clone())
+    }
+
+    /// Describes a tensor to the TMA, as an array of `extents` read in boxes of `tile`, the fastest dimension
+    /// first; a box's rows have 128 bytes and come into shared memory with the swizzle of that width.
+    pub(crate) fn tensor_map<const RANK: usize>(
+        self: &Arc<Self>,
+        op: &'static str,
+        tensor: &Tensor,
+        extents: [usize; RANK],
+        tile: [usize; RANK],
+    ) -> Result<TensorMap> {
+        use sys::CUtensorMapDataType as Type;
+        let element = match tensor.dtype() {
+            DType::F32 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+            DType::Bf16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            DType::U32 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT32,
+            DType::E4m3 | DType::Ue8m0 | DType::E2m1x2 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        };
+        let shape = TensorMapShape {
+            element,
+            element_bytes: tensor.dtype().size() as u64,
+            extents,
+            tile,
+            swizzle: sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        };
+        self.bind(op)?;
+        driver::tensor_map(op, memory::addresses(op, self, tensor, Queue::Compute)?.start, &shape)
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Kernels (in `kernels/` of the repository) are CUDA C++, compiled for the card at run time and kept on disk. Nothing
 //! here is linked against CUDA: where its libraries are missing, opening the backend says so in one line. Read one op in
-//! `ops/`, its kernel, and `kernels/prelude.cuh`; below them `kernel` (from a declaration to a launch), `device` (streams
-//! and what they share), `memory` (the pool) and `driver` (the only words spoken to the driver).
+//! `ops/`, its kernel, and `kernels/prelude.cuh`; below them `kernel` (from a declaration to a launch), `memory` (tensors
+//! from the pool and of callers), `device` (streams and what they share) and `driver` (the only words spoken to the driver).
 
 mod backend;
 mod comm;
@@ -12,8 +12,10 @@ mod driver;
 mod graph;
 mod jit;
 mod kernel;
+mod loans;
 mod memory;
 mod ops;
+mod pool;
 mod progress;
 mod timer;
 

@@ -1,114 +1,39 @@
-//! Tensors in the memory of the device, and in pinned memory of the host.
+//! Tensors in the memory of the device, and in pinned memory of the host: new ones, those of callers, and copies.
 //!
-//! Memory that a tensor leaves is kept for the next one of its size, without asking the driver and without waiting: work
-//! runs in the order of a stream, so what the compute stream does next with it comes after what it did before. The two
-//! cases in which another stream takes part are ordered by events: a tensor that one of them used waits, before it is
-//! given out again, until that stream is done with it; and the first use of a tensor on one of them comes after the
-//! compute stream's work so far. Steps of one shape therefore get the same addresses again and again.
+//! Three cases are ordered by events: memory that another stream than the compute stream used waits, before it is given out
+//! again, until that stream is done with it; the first use of a tensor on such a stream comes after the compute stream's
+//! work so far; and memory of a caller is let go once every stream that used it is done with it.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
 
 use dropless_core::{DType, Error, Memory, Queue, Result, Tensor};
-use parking_lot::Mutex;
 
 use crate::BACKEND;
-use crate::device::Gpu;
+use crate::device::{Gpu, QUEUES};
 use crate::driver::{self, Address, Event, Kind};
-
-/// Sizes are rounded up to a multiple of a power of two that is at most an eighth of them, and of this.
-const GRANULE: usize = 512;
-
-/// An allocation, and the work of other streams that must be done before it is used again.
-#[derive(Debug)]
-struct Block {
-    address: Address,
-    bytes: usize,
-    fences: Vec<Event>,
-}
-
-/// Free blocks by size.
-#[derive(Debug)]
-pub(crate) struct Pool {
-    pub(crate) kind: Kind,
-    free: Mutex<BTreeMap<usize, Vec<Block>>>,
-    /// Bytes that came from the driver.
-    held: AtomicU64,
-    /// Bytes of the tensors that live.
-    live: AtomicU64,
-}
-
-/// The size of the block for a tensor.
-fn rounded(bytes: usize) -> usize {
-    let step = (bytes.max(1).next_power_of_two() / 16).max(GRANULE);
-    bytes.max(1).next_multiple_of(step)
-}
-
-impl Pool {
-    pub(crate) fn new(kind: Kind) -> Arc<Pool> {
-        Arc::new(Pool { kind, free: Mutex::default(), held: AtomicU64::new(0), live: AtomicU64::new(0) })
-    }
-
-    fn take(&self, bytes: usize) -> Option<Block> {
-        self.free.lock().get_mut(&bytes)?.pop()
-    }
-
-    fn put(&self, block: Block) {
-        self.free.lock().entry(block.bytes).or_default().push(block);
-    }
-
-    /// Gives free blocks back to the driver. The device must have no work left that uses them.
-    pub(crate) fn trim(&self) {
-        let free = std::mem::take(&mut *self.free.lock());
-        for block in free.into_values().flatten() {
-            self.held.fetch_sub(block.bytes as u64, Ordering::Relaxed);
-            driver::release(self.kind, block.address);
-        }
-    }
-
-    /// Bytes that came from the driver, and bytes of living tensors.
-    pub(crate) fn usage(&self) -> (u64, u64) {
-        (self.held.load(Ordering::Relaxed), self.live.load(Ordering::Relaxed))
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        self.trim();
-    }
-}
-
-/// A pool of each kind: those of a device, or of a graph.
-#[derive(Clone, Debug)]
-pub(crate) struct Pools {
-    device: Arc<Pool>,
-    pinned: Arc<Pool>,
-}
-
-impl Pools {
-    pub(crate) fn new() -> Pools {
-        Pools { device: Pool::new(Kind::Device), pinned: Pool::new(Kind::Pinned) }
-    }
-
-    pub(crate) fn of(&self, kind: Kind) -> &Arc<Pool> {
-        match kind {
-            Kind::Device => &self.device,
-            Kind::Pinned => &self.pinned,
-        }
-    }
-}
+use crate::loans::Loans;
+use crate::pool::{Block, KeepAlive, Pool, rounded};
 
 /// The memory of a tensor.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    /// Where the block goes in the end. Goes before the device, whose context it needs to give memory back.
-    pool: Arc<Pool>,
+    /// Goes before the device, whose context it needs to give memory back.
+    owner: Option<Owner>,
+    address: Address,
     gpu: Arc<Gpu>,
-    block: Option<Block>,
     /// Bit q: queue q has used it.
     used: AtomicU8,
+}
+
+/// Whose the memory is.
+#[derive(Debug)]
+enum Owner {
+    /// A pool's, to which the block goes in the end.
+    Pool(Arc<Pool>, Block),
+    /// A caller's.
+    Caller(KeepAlive, Weak<Loans>),
 }
 
 const fn bit(queue: Queue) -> u8 {
@@ -141,31 +66,66 @@ pub(crate) fn alloc(gpu: &Arc<Gpu>, dtype: DType, shape: &[usize], memory: Memor
     let bytes = wanted.filter(|&n| n <= most).ok_or_else(|| refused(most))?;
     let size = rounded(bytes);
     let pool = gpu.pool(kind);
-    let block = match pool.take(size) {
+    let free = pool.take(size).map_or_else(|| pool.grow(size), |block| Ok(Some(block)))?;
+    let mut block = match free {
         Some(block) => block,
         None => {
-            let address = match driver::allocate(kind, size)? {
-                Some(address) => address,
-                None => {
-                    // What is kept for other sizes may be enough. What a recording keeps is its graph's.
-                    if !gpu.recording() {
-                        gpu.trim(OP, kind)?;
-                    }
-                    let available = driver::memory_info()?.0;
-                    driver::allocate(kind, size)?.ok_or_else(|| refused(available))?
-                }
-            };
-            pool.held.fetch_add(size as u64, Ordering::Relaxed);
-            Block { address, bytes: size, fences: Vec::new() }
+            // What is kept for other sizes may be enough. What a recording keeps is its graph's.
+            if !gpu.recording() {
+                gpu.trim(OP, kind)?;
+            }
+            let available = driver::memory_info()?.0;
+            pool.grow(size)?.ok_or_else(|| refused(available))?
         }
     };
-    for fence in &block.fences {
-        gpu.stream(Queue::Compute).wait(OP, fence)?;
-    }
-    pool.live.fetch_add(size as u64, Ordering::Relaxed);
-    let block = Block { fences: Vec::new(), ..block };
-    let buffer = Buffer { gpu: gpu.clone(), pool, block: Some(block), used: AtomicU8::new(0) };
+    let waited = block.fences.drain(..).try_for_each(|fence| gpu.stream(Queue::Compute).wait(OP, &fence));
+    waited.inspect_err(|_| pool.left(size))?;
+    let address = block.address;
+    let buffer = Buffer { owner: Some(Owner::Pool(pool, block)), address, gpu: gpu.clone(), used: AtomicU8::new(0) };
     Ok(Tensor::from_storage(Arc::new(buffer), shape, dtype, memory))
+}
+
+/// Allocations begin at multiples of this; a caller's tensor may begin anywhere in one.
+const ALIGNMENT: Address = 256;
+
+/// A tensor in memory of a caller: see [`crate::Cuda::import`].
+///
+/// # Safety
+/// The memory is of this size, lives as long as `keep_alive`, and may be used by the compute stream's work to come.
+pub(crate) unsafe fn import(
+    gpu: &Arc<Gpu>,
+    loans: &Arc<Loans>,
+    pointer: Address,
+    shape: &[usize],
+    dtype: DType,
+    keep_alive: KeepAlive,
+) -> Result<Tensor> {
+    const OP: &str = "import";
+    let argument = |field, expected, found| Error::Argument { op: OP, field, expected, found };
+    let bytes = shape.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d));
+    let bytes = bytes.filter(|&bytes| bytes as u64 <= gpu.memory_bytes).ok_or_else(|| {
+        argument("shape", format!("at most the {} bytes of the device", gpu.memory_bytes), format!("{shape:?}"))
+    })?;
+    if !pointer.is_multiple_of(dtype.size() as Address) {
+        return Err(argument(
+            "pointer",
+            format!("a multiple of the {} bytes of {dtype:?}", dtype.size()),
+            format!("{pointer:#x}"),
+        ));
+    }
+    gpu.bind(OP)?;
+    if bytes > 0 && driver::device_of(OP, pointer)? != Some(gpu.context().device) {
+        return Err(argument("pointer", format!("memory of device {}", gpu.context().device), format!("{pointer:#x}")));
+    }
+    loans.settle();
+    // An offset says how a view is aligned.
+    let address = pointer / ALIGNMENT * ALIGNMENT;
+    let first = usize::try_from(pointer - address).expect("less than the alignment") / dtype.size();
+    let len = bytes / dtype.size();
+    let owner = Some(Owner::Caller(keep_alive, Arc::downgrade(loans)));
+    let buffer = Buffer { owner, address, gpu: gpu.clone(), used: AtomicU8::new(0) };
+    let whole = Tensor::from_storage(Arc::new(buffer), &[first + len], dtype, Memory::Device);
+    whole.slice(first, first + len)?.reshape(shape)
 }
 
 impl Buffer {
@@ -181,7 +141,7 @@ impl Buffer {
         if before & bit(queue) == 0 && queue != Queue::Compute {
             self.gpu.order(op, Queue::Compute, queue)?;
         }
-        Ok(self.block.as_ref().expect("a living buffer").address)
+        Ok(self.address)
     }
 }
 
@@ -193,22 +153,56 @@ pub(crate) fn addresses(op: &'static str, gpu: &Arc<Gpu>, tensor: &Tensor, queue
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let Some(mut block) = self.block.take() else { return };
-        self.pool.live.fetch_sub(block.bytes as u64, Ordering::Relaxed);
-        let used = self.used.load(Ordering::Relaxed);
+        let Some(owner) = self.owner.take() else { return };
         // A failure of the device is reported to whoever waits; until then nothing is given out again.
-        let mut fenced = self.gpu.bind("drop").is_ok();
-        for queue in [Queue::Comm, Queue::Offload] {
-            if used & bit(queue) != 0 {
-                match self.gpu.fence(queue) {
-                    Ok(event) => block.fences.extend(event),
-                    Err(_) => fenced = false,
+        let bound = self.gpu.bind("drop");
+        let used = self.used.load(Ordering::Relaxed);
+        let fences = |queues: &[Queue]| -> Result<Vec<Event>> {
+            let used = queues.iter().filter(|&&queue| used & bit(queue) != 0);
+            let fences = used.map(|&queue| self.gpu.fence(queue)).collect::<Result<Vec<_>>>()?;
+            Ok(fences.into_iter().flatten().collect())
+        };
+        match owner {
+            Owner::Pool(pool, block) => {
+                pool.left(block.bytes);
+                if let Ok(fences) = bound.and_then(|()| fences(&[Queue::Comm, Queue::Offload])) {
+                    self.gpu.recycle(&pool).put(Block { fences, ..block });
+                }
+            }
+            Owner::Caller(keep_alive, loans) => {
+                // All earlier work was done when a recording began.
+                if let Err(keep_alive) = self.gpu.keep(keep_alive) {
+                    Loans::take(&loans, bound.and_then(|()| fences(&QUEUES)), keep_alive);
                 }
             }
         }
-        if fenced {
-            self.gpu.recycle(&self.pool).put(block);
-        }
+    }
+}
+
+impl Gpu {
+    /// A tensor for intermediate results.
+    pub(crate) fn alloc(self: &Arc<Self>, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        alloc(self, dtype, shape, Memory::Device)
+    }
+
+    /// Queues the filling of a tensor's bytes.
+    pub(crate) fn fill(self: &Arc<Self>, op: &'static str, tensor: &Tensor, byte: u8) -> Result<()> {
+        self.bind(op)?;
+        let to = addresses(op, self, tensor, Queue::Compute)?;
+        // SAFETY: the view lies inside its buffer, which is kept until the stream is done with it.
+        unsafe { driver::fill(op, self.stream(Queue::Compute), to.start, byte, tensor.bytes()) }?;
+        self.launched(op, Queue::Compute)
+    }
+
+    /// Queues a copy of the bytes of `from` to `to`, which has as many, wherever they lie.
+    pub(crate) fn copy(self: &Arc<Self>, op: &'static str, from: &Tensor, to: &Tensor, queue: Queue) -> Result<()> {
+        debug_assert_eq!(from.bytes(), to.bytes(), "{op}");
+        self.bind(op)?;
+        let source = addresses(op, self, from, queue)?;
+        let target = addresses(op, self, to, queue)?;
+        // SAFETY: both views lie inside their buffers, which are kept until the stream is done with them.
+        unsafe { driver::copy(op, self.stream(queue), target.start, source.start, from.bytes()) }?;
+        self.launched(op, queue)
     }
 }
 
@@ -248,21 +242,4 @@ pub(crate) fn read(op: &'static str, gpu: &Arc<Gpu>, tensor: &Tensor, bytes: &mu
 /// Host memory is written by the offload stream, which no one orders with a caller's read or write.
 fn settle(op: &'static str, gpu: &Gpu, tensor: &Tensor) -> Result<()> {
     if tensor.memory() == Memory::Host { gpu.order(op, Queue::Offload, Queue::Compute) } else { Ok(()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::rounded;
-
-    #[test]
-    fn sizes_fall_into_few_classes() {
-        assert_eq!(rounded(0), 512);
-        assert_eq!(rounded(512), 512);
-        assert_eq!(rounded(513), 1024);
-        assert_eq!(rounded(100_000), 106_496);
-        assert_eq!(rounded(1 << 30), 1 << 30);
-        for bytes in [1, 700, 5000, 123_456, 99_999_999] {
-            assert!(rounded(bytes) >= bytes && rounded(bytes) <= bytes + (bytes / 8).max(512));
-        }
-    }
 }

@@ -74,36 +74,33 @@ impl Drop for Progress {
 mod tests {
     use super::*;
     use crate::device::Gpu;
-    use crate::kernel::{Kernel, Launch, PRELUDE, params};
+    use crate::kernel::{Kernel, Launch, PRELUDE, scalars};
     use crate::memory;
     use dropless_core::{DType, Memory};
 
-    params!(
+    scalars!(
         /// `address`: where the kernel writes, if it is not 0.
-        Params { address }
+        struct Target { address }
     );
 
     macro_rules! writer {
         ($kernel:ident, $name:literal) => {
-            static $kernel: Kernel = Kernel {
-                name: $name,
-                files: &[
+            static $kernel: Kernel<Target> = Kernel::new(
+                $name,
+                &[
                     PRELUDE,
                     concat!(
                         "extern \"C\" __global__ void ",
                         $name,
                         "(const __grid_constant__ Given given) {
                             begin(given);
-                            const u64 address = given.params.address;
+                            const u64 address = given.scalars.address;
                             if (address != 0) *reinterpret_cast<u32*>(address) = 1;
                         }"
                     ),
                 ],
-                params: Params::FIELDS,
-                tensors: &[],
-                maps: 0,
-                constants: &[],
-            };
+                &[],
+            );
         };
     }
     writer!(BEFORE, "before");
@@ -114,18 +111,14 @@ mod tests {
     #[test]
     fn a_kernel_that_fails_is_named_by_whoever_notices() {
         let required = std::env::var("DROPLESS_REQUIRE").is_ok_and(|names| names.split(',').any(|name| name == "cuda"));
-        let gpu = match Gpu::open(0, false) {
+        let gpu = match Gpu::open(0, false, None) {
             Err(Error::Unavailable { why, .. }) if !required => {
                 println!("skipped: {why}");
                 return;
             }
             opened => opened.unwrap(),
         };
-        let launch = |kernel, address| {
-            let params = Params { address }.words();
-            let (blocks, threads) = (1, 1);
-            gpu.launch(Launch { kernel, tensors: &[], constants: &[], params, maps: &[], blocks, threads, shared: 0 })
-        };
+        let launch = |kernel, address| gpu.launch(Launch::new(kernel, Target { address }, &[], 1, 1));
         launch(&BEFORE, 0).unwrap();
         launch(&AFTER, 0).unwrap();
         gpu.synchronize("wait").unwrap();

@@ -39,7 +39,7 @@ fn main() -> ExitCode {
             opened => opened.unwrap(),
         };
         rows_arrive(&cuda, Group::World);
-        long_chunks_arrive(&cuda);
+        long_segments_arrive(&cuda);
         a_sender_may_overwrite_its_tensor_at_once(&cuda);
         recorded_exchanges_arrive(&cuda);
         report_speed(&cuda, &world, exchange);
@@ -92,7 +92,7 @@ impl Draws {
     }
 }
 
-/// Byte `at` of the chunk that rank `from` sends to member `to`.
+/// Byte `at` of the segment that rank `from` sends to member `to`.
 fn byte(from: usize, to: usize, at: usize) -> u8 {
     let mixed = (from * 131 + to * 17 + 1).wrapping_mul(0x9E37_79B9).wrapping_add(at.wrapping_mul(0x85EB_CA6B));
     u8::try_from(mixed >> 7 & 0xFF).unwrap()
@@ -136,19 +136,20 @@ impl Problem {
 
     /// What this rank sends.
     fn sent(&self, caps: &Caps) -> Vec<u8> {
-        let (chunk, chunks) = (self.capacity * self.row_bytes(), if self.gathers { 1 } else { caps.size(self.group) });
-        (0..chunks).flat_map(|to| (0..chunk).map(move |at| byte(caps.rank, to, at))).collect()
+        let (segment, segments) =
+            (self.capacity * self.row_bytes(), if self.gathers { 1 } else { caps.size(self.group) });
+        (0..segments).flat_map(|to| (0..segment).map(move |at| byte(caps.rank, to, at))).collect()
     }
 
     /// What this rank holds afterwards.
     fn expected(&self, caps: &Caps) -> Vec<u8> {
-        let (place, chunk) = (caps.place(self.group), self.capacity * self.row_bytes());
-        let mut all = Vec::with_capacity(caps.size(self.group) * chunk);
+        let (place, segment) = (caps.place(self.group), self.capacity * self.row_bytes());
+        let mut all = Vec::with_capacity(caps.size(self.group) * segment);
         for (member, rank) in caps.members(self.group).enumerate() {
             let rows = self.counts.as_ref().map_or(self.capacity, |counts| counts[member][place]);
             let to = if self.gathers { 0 } else { place };
             let value = |at| if at < rows * self.row_bytes() { byte(rank, to, at) } else { OLD };
-            all.extend((0..chunk).map(value));
+            all.extend((0..segment).map(value));
         }
         all
     }
@@ -198,7 +199,7 @@ fn rows_arrive(cuda: &Cuda, group: Group) {
 }
 
 /// Longer than a round through mapped memory, and a row more.
-fn long_chunks_arrive(cuda: &Cuda) {
+fn long_segments_arrive(cuda: &Cuda) {
     let (capacity, cols) = (601, 1 << 20);
     let counts = vec![vec![capacity - 1; cuda.caps().ranks]; cuda.caps().ranks];
     let long = |gathers, counts| Problem {
@@ -222,8 +223,8 @@ fn a_sender_may_overwrite_its_tensor_at_once(cuda: &Cuda) {
     for round in 0..500u32 {
         cuda.write(&send, bytemuck::cast_slice(&vec![round * 16 + rank; ranks * 256])).unwrap();
         AllToAll { group: Group::World, send: &send, recv: &recv, counts: None }.run_in_order(cuda).unwrap();
-        for (source, chunk) in (0u32..).zip(backend.download::<u32>(&recv).unwrap().chunks(256)) {
-            assert!(chunk.iter().all(|&x| x == round * 16 + source), "round {round}, rank {source}");
+        for (source, segment) in (0u32..).zip(backend.download::<u32>(&recv).unwrap().chunks(256)) {
+            assert!(segment.iter().all(|&x| x == round * 16 + source), "round {round}, rank {source}");
         }
     }
 }
@@ -333,7 +334,7 @@ fn counts_that_disagree_fail(cuda: Cuda) {
 fn capacities_that_disagree_fail(cuda: Cuda) {
     let (rank, ranks) = (cuda.caps().rank, cuda.caps().ranks);
     let (what, _) = until_it_fails(&cuda, if rank == 0 { 64 } else { 32 }, &vec![0; ranks], &vec![0; ranks]);
-    // NCCL may be stuck in chunks of different lengths before the reason is known.
+    // NCCL may be stuck in segments of different lengths before the reason is known.
     let named = what.contains("has a capacity of") || what.contains("has not ended within");
     assert!(named, "rank {rank}: {what}");
 }

@@ -2,7 +2,7 @@
 //!
 //! The counts are read back so that every rank finds the same disagreement before a byte has moved.
 
-use dropless_core::exchange::{Exchange, Post, chunks};
+use dropless_core::exchange::{Exchange, Post, segments};
 use dropless_core::ops::{AllToAll, Checked};
 use dropless_core::{Result, Tensor};
 
@@ -27,8 +27,8 @@ pub(crate) fn run(
     // What others pull must be handed over before they do.
     stream.flush(OP)?;
     exchange.run(op.group, post, |place, posts| {
-        for chunk in chunks(place, posts) {
-            copy::run(stream, OP, &posts[chunk.source].send, chunk.from, &posts[place].recv, chunk.to.start)?;
+        for segment in segments(place, posts) {
+            copy::run(stream, OP, &posts[segment.source].send, segment.from, &posts[place].recv, segment.to.start)?;
         }
         stream.flush(OP)
     })

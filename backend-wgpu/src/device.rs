@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use dropless_core::launch::Variant;
 use dropless_core::{Error, Result};
 use parking_lot::Mutex;
 
 use crate::BACKEND;
-use crate::shader::{Pipeline, Variant};
+use crate::pipeline::Pipeline;
+use crate::shader::source;
 
 /// Bytes of immediate data a dispatch may carry; every Vulkan driver has this much.
 const IMMEDIATE_BYTES: u32 = 128;
@@ -140,8 +142,11 @@ impl Gpu {
             return Ok((pipeline.clone(), false));
         }
         let patch = self.shader_patch.unwrap_or(std::convert::identity);
-        let pipeline = Arc::new(Pipeline::compile(&self.device, variant, patch(variant.source()))?);
-        pipelines.insert(variant.clone(), pipeline.clone());
+        let compiled = Pipeline::compile(&self.device, variant.program, patch(source(variant)));
+        let what = |error: wgpu::Error| one_line(&error.to_string());
+        let failed = |error| Error::Device { backend: BACKEND, op: variant.program.name, what: what(error) };
+        let pipeline = Arc::new(compiled.map_err(failed)?);
+        pipelines.insert(*variant, pipeline.clone());
         Ok((pipeline, true))
     }
 }
@@ -152,6 +157,6 @@ pub(crate) fn largest_buffer(limits: &wgpu::Limits) -> u64 {
 }
 
 /// A driver's message without its line breaks.
-pub(crate) fn one_line(message: &str) -> String {
+fn one_line(message: &str) -> String {
     message.split_whitespace().collect::<Vec<_>>().join(" ")
 }

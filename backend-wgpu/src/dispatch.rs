@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-pub(crate) use dropless_core::params::word;
 use dropless_core::{Error, Result, Tensor};
 use parking_lot::Mutex;
 
 use crate::BACKEND;
 use crate::buffer;
 use crate::device::{Gpu, UNIT};
-use crate::shader::{ABSENT, OFFSET_WORDS, Shader, Variant};
+use crate::shader::{ABSENT, OFFSET_WORDS, Scalars, Shader, Variant};
 
 /// Where a binding may start; the least that every adapter allows.
 const BINDING_ALIGNMENT: u64 = 256;
@@ -32,14 +31,26 @@ pub(crate) struct Stream {
 
 /// One run of a shader.
 #[derive(Debug)]
-pub(crate) struct Dispatch<'a> {
-    pub(crate) shader: &'static Shader,
-    /// One for each binding of the shader.
+pub(crate) struct Dispatch<'a, S: Scalars> {
+    pub(crate) shader: &'static Shader<S>,
+    pub(crate) scalars: S,
+    /// One for each tensor of the shader.
     pub(crate) tensors: &'a [Option<&'a Tensor>],
     /// One for each constant of the shader.
     pub(crate) constants: &'a [u32],
-    pub(crate) params: Vec<u32>,
-    pub(crate) workgroups: u64,
+    pub(crate) workgroups: usize,
+}
+
+impl<'a, S: Scalars> Dispatch<'a, S> {
+    /// Without constants.
+    pub(crate) fn new(
+        shader: &'static Shader<S>,
+        scalars: S,
+        tensors: &'a [Option<&'a Tensor>],
+        workgroups: usize,
+    ) -> Dispatch<'a, S> {
+        Dispatch { shader, scalars, tensors, constants: &[], workgroups }
+    }
 }
 
 impl Stream {
@@ -70,26 +81,29 @@ impl Stream {
     }
 
     /// Queues a run of a shader. No workgroups: nothing to do.
-    pub(crate) fn dispatch(&self, run: Dispatch<'_>) -> Result<()> {
-        let Dispatch { shader, tensors, constants, params, workgroups } = run;
-        let op = shader.name;
+    ///
+    /// # Panics
+    /// When the shader declares other tensors or constants.
+    pub(crate) fn dispatch<S: Scalars>(&self, run: Dispatch<'_, S>) -> Result<()> {
+        let Dispatch { shader, scalars, tensors, constants, workgroups } = run;
+        let program = &shader.program;
+        let op = program.name;
+        // A shader learns at run time what is absent.
+        let variant = Variant::of(program, tensors, constants).complete();
         if workgroups == 0 {
             return Ok(());
         }
-        let [x, y] = fold(workgroups, self.gpu.max_workgroups).ok_or_else(|| Error::Device {
+        let [x, y] = fold(workgroups as u64, self.gpu.max_workgroups).ok_or_else(|| Error::Device {
             backend: BACKEND,
             op,
             what: format!("needs {workgroups} workgroups, but the adapter takes {}^2 at once", self.gpu.max_workgroups),
         })?;
-        let bindings = shader.bindings.iter().zip(tensors);
-        debug_assert!(bindings.clone().all(|(binding, tensor)| binding.accepts(tensor.map(Tensor::dtype))), "{op}");
-        let types = bindings.clone().map(|(binding, tensor)| binding.element(*tensor)).collect();
-        let (pipeline, fresh) = self.gpu.pipeline(&Variant { shader, types, constants: constants.to_vec() })?;
+        let (pipeline, fresh) = self.gpu.pipeline(&variant)?;
 
         let unit = UNIT as u64;
         let mut given = vec![0; OFFSET_WORDS];
         let mut entries = Vec::new();
-        for (slot, (binding, tensor)) in (0..).zip(bindings) {
+        for (slot, (binding, tensor)) in (0..).zip(program.tensors.iter().zip(tensors)) {
             let (first, resource) = match tensor {
                 None => (ABSENT, self.gpu.nothing(binding.access.reads_only()).as_entire_binding()),
                 Some(tensor) => {
@@ -108,7 +122,7 @@ impl Stream {
             given[entries.len()] = first;
             entries.push(wgpu::BindGroupEntry { binding: slot, resource });
         }
-        given.extend(params);
+        given.extend(scalars.words());
         given.resize(given.len().next_multiple_of(UNIT / size_of::<u32>()), 0);
         let descriptor = wgpu::BindGroupDescriptor { label: Some(op), layout: &pipeline.layout, entries: &entries };
         let group = self.gpu.device.create_bind_group(&descriptor);

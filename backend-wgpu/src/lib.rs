@@ -13,6 +13,7 @@ mod dispatch;
 mod expand;
 mod host_memory;
 mod ops;
+mod pipeline;
 mod shader;
 
 #[cfg(test)]

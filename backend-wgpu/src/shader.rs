@@ -12,98 +12,11 @@
 
 use std::fmt::Write;
 
-pub(crate) use dropless_core::params;
-use dropless_core::{DType, Error, Result, Tensor};
+use dropless_core::DType;
+pub(crate) use dropless_core::launch::{Access, Binding, F32, FLOAT, Kernel as Shader, Scalars, U32, Variant, word};
+pub(crate) use dropless_core::scalars;
 
-use crate::BACKEND;
-use crate::device::one_line;
 use crate::expand::expand;
-
-/// How a shader uses a binding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// `x_at`.
-    Read,
-    /// `x_at`, `x_word` and `x_unit`.
-    ReadUnits,
-    /// `x_set`.
-    Write,
-    /// Both.
-    InPlace,
-    /// `x_max` and `x_count` (add, and return what was there), by many invocations at once.
-    Atomic,
-}
-
-/// A tensor that a shader works on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Binding {
-    pub(crate) name: &'static str,
-    pub(crate) access: Access,
-    /// Element types it is used with.
-    pub(crate) types: &'static [DType],
-    /// Whether it may be absent: then `x_given()` is false, `x_at` gives 0 and `x_set` does nothing.
-    pub(crate) optional: bool,
-}
-
-pub(crate) const FLOAT: &[DType] = &[DType::F32, DType::Bf16];
-pub(crate) const F32: &[DType] = &[DType::F32];
-pub(crate) const U32: &[DType] = &[DType::U32];
-
-impl Access {
-    pub(crate) fn reads_only(self) -> bool {
-        matches!(self, Access::Read | Access::ReadUnits)
-    }
-}
-
-impl Binding {
-    pub(crate) const fn read(name: &'static str, types: &'static [DType]) -> Binding {
-        Binding { name, access: Access::Read, types, optional: false }
-    }
-
-    pub(crate) const fn read_units(name: &'static str, types: &'static [DType]) -> Binding {
-        Binding { name, access: Access::ReadUnits, types, optional: false }
-    }
-
-    pub(crate) const fn write(name: &'static str, types: &'static [DType]) -> Binding {
-        Binding { name, access: Access::Write, types, optional: false }
-    }
-
-    pub(crate) const fn in_place(name: &'static str, types: &'static [DType]) -> Binding {
-        Binding { name, access: Access::InPlace, types, optional: false }
-    }
-
-    pub(crate) const fn atomic(name: &'static str, types: &'static [DType]) -> Binding {
-        Binding { name, access: Access::Atomic, types, optional: false }
-    }
-
-    pub(crate) const fn optional(self) -> Binding {
-        Binding { optional: true, ..self }
-    }
-
-    /// The type of the tensor that stands here; without one, the last that could.
-    pub(crate) fn element(&self, tensor: Option<&Tensor>) -> DType {
-        tensor.map_or(self.types[self.types.len() - 1], Tensor::dtype)
-    }
-
-    /// Whether a tensor of this type (or none) may stand here.
-    pub(crate) fn accepts(&self, dtype: Option<DType>) -> bool {
-        dtype.map_or(self.optional, |dtype| self.types.contains(&dtype))
-    }
-}
-
-/// A shader before its element types are known.
-#[derive(Debug)]
-pub(crate) struct Shader {
-    /// The op; also the file's name.
-    pub(crate) name: &'static str,
-    /// Files that it uses, in order, and its own file last.
-    pub(crate) files: &'static [&'static str],
-    /// The fields of its parameters.
-    pub(crate) params: &'static [&'static str],
-    pub(crate) bindings: &'static [Binding],
-    /// The names of constants that a dispatch gives values.
-    pub(crate) constants: &'static [&'static str],
-}
 
 /// The shared files.
 pub(crate) const PRELUDE: &str = include_str!("../../shaders/prelude.wgsl");
@@ -121,30 +34,6 @@ pub(crate) const ROTATE: &str = include_str!("../../shaders/rotate.wgsl");
 pub(crate) const ROW: &str = include_str!("../../shaders/row.wgsl");
 pub(crate) const TREE: &str = include_str!("../../shaders/tree.wgsl");
 
-/// A shader with its element types and constants: what a pipeline is compiled from.
-#[derive(Clone, Debug)]
-pub(crate) struct Variant {
-    pub(crate) shader: &'static Shader,
-    pub(crate) types: Vec<DType>,
-    pub(crate) constants: Vec<u32>,
-}
-
-impl PartialEq for Variant {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::eq(self.shader, other.shader) && self.types == other.types && self.constants == other.constants
-    }
-}
-
-impl Eq for Variant {}
-
-impl std::hash::Hash for Variant {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.shader.name.hash(state);
-        self.types.hash(state);
-        self.constants.hash(state);
-    }
-}
-
 /// Words of the immediate data before the parameters: the first element of each binding, or [`ABSENT`].
 pub(crate) const OFFSET_WORDS: usize = 8;
 /// Stands for the first element of a binding without a tensor.
@@ -153,7 +42,7 @@ pub(crate) const ABSENT: u32 = u32::MAX;
 /// What every shader starts with. `linear` undoes the folding of [`crate::dispatch`].
 const HEADER: &str = "struct Given {
     offsets: array<vec4<u32>, 2>,
-    params: Params,
+    scalars: Scalars,
 }
 var<immediate> given: Given;
 
@@ -162,30 +51,27 @@ fn linear(group: vec3<u32>, groups: vec3<u32>) -> u32 {
 }
 ";
 
-impl Variant {
-    /// The WGSL text that is compiled.
-    pub(crate) fn source(&self) -> String {
-        let named = self.shader.constants.iter().copied().zip(self.constants.iter().copied());
-        expand(&self.text(), &named.collect::<Vec<_>>())
-    }
+/// The WGSL text of a variant that is compiled.
+pub(crate) fn source(variant: &Variant) -> String {
+    expand(&text(variant), &variant.constants().collect::<Vec<_>>())
+}
 
-    /// The WGSL text with every loop and branch of its files.
-    pub(crate) fn text(&self) -> String {
-        let fields: String = self.shader.params.iter().map(|field| format!("    {field}: u32,\n")).collect();
-        let mut text = format!("struct Params {{\n{fields}}}\n{HEADER}");
-        for (name, value) in self.shader.constants.iter().zip(&self.constants) {
-            let _ = writeln!(text, "const {name}: u32 = {value}u;");
-        }
-        for (slot, (binding, dtype)) in self.shader.bindings.iter().zip(&self.types).enumerate() {
-            text.push('\n');
-            declare(&mut text, *binding, *dtype, slot);
-        }
-        for file in self.shader.files {
-            text.push('\n');
-            text.push_str(file);
-        }
-        text
+/// The WGSL text with every loop and branch of its files.
+pub(crate) fn text(variant: &Variant) -> String {
+    let fields: String = variant.program.scalars.iter().map(|field| format!("    {field}: u32,\n")).collect();
+    let mut text = format!("struct Scalars {{\n{fields}}}\n{HEADER}");
+    for (name, value) in variant.constants() {
+        let _ = writeln!(text, "const {name}: u32 = {value}u;");
     }
+    for (slot, (binding, dtype)) in variant.complete().tensors().enumerate() {
+        text.push('\n');
+        declare(&mut text, *binding, dtype.expect("a complete variant has every type"), slot);
+    }
+    for file in variant.program.files {
+        text.push('\n');
+        text.push_str(file);
+    }
+    text
 }
 
 fn declare(text: &mut String, binding: Binding, dtype: DType, slot: usize) {
@@ -278,60 +164,4 @@ fn exchange(name: &str, code: &str, parts: &str, bits: &str, mask: &str) -> Stri
     let change = ((atomicLoad(&{name}[word]) >> shift) ^ {code}) & {mask};
     atomicXor(&{name}[word], change << shift);"
     )
-}
-
-/// A compiled variant.
-#[derive(Debug)]
-pub(crate) struct Pipeline {
-    pub(crate) raw: wgpu::ComputePipeline,
-    pub(crate) layout: wgpu::BindGroupLayout,
-}
-
-impl Pipeline {
-    /// `source`: the variant's text.
-    pub(crate) fn compile(device: &wgpu::Device, variant: &Variant, source: String) -> Result<Pipeline> {
-        let name = variant.shader.name;
-        let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
-        let entries: Vec<_> = (0..).zip(variant.shader.bindings).map(|(slot, binding)| entry(slot, *binding)).collect();
-        let layout =
-            device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some(name), entries: &entries });
-        let words = OFFSET_WORDS + variant.shader.params.len().next_multiple_of(4);
-        let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-            label: Some(name),
-            bind_group_layouts: &[Some(&layout)],
-            immediate_size: u32::try_from(words * 4).expect("a few words"),
-        });
-        let descriptor =
-            wgpu::ShaderModuleDescriptor { label: Some(name), source: wgpu::ShaderSource::Wgsl(source.into()) };
-        // A counter in every loop would keep the drivers from unrolling them.
-        let checks = wgpu::ShaderRuntimeChecks { force_loop_bounding: false, ..wgpu::ShaderRuntimeChecks::checked() };
-        // SAFETY: every loop of the shaders ends: its counter moves towards a bound that the loop does not change, or
-        // what it counts by doubles, or is used up. All other checks stay on.
-        let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
-        let raw = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-            label: Some(name),
-            layout: Some(&pipeline_layout),
-            module: &module,
-            entry_point: Some("main"),
-            compilation_options: wgpu::PipelineCompilationOptions::default(),
-            cache: None,
-        });
-        match pollster::block_on(scope.pop()) {
-            Some(error) => Err(Error::Device { backend: BACKEND, op: name, what: one_line(&error.to_string()) }),
-            None => Ok(Pipeline { raw, layout }),
-        }
-    }
-}
-
-fn entry(slot: u32, binding: Binding) -> wgpu::BindGroupLayoutEntry {
-    wgpu::BindGroupLayoutEntry {
-        binding: slot,
-        visibility: wgpu::ShaderStages::COMPUTE,
-        ty: wgpu::BindingType::Buffer {
-            ty: wgpu::BufferBindingType::Storage { read_only: binding.access.reads_only() },
-            has_dynamic_offset: false,
-            min_binding_size: None,
-        },
-        count: None,
-    }
 }

@@ -6,11 +6,11 @@ use dropless_core::{Backend, DType, Memory};
 
 use crate::WgpuOptions;
 use crate::dispatch::Dispatch;
-use crate::shader::{Binding, FORMATS, MATH, PRELUDE, Shader, U32, params};
+use crate::shader::{Binding, FORMATS, MATH, PRELUDE, Shader, U32, scalars};
 
-params!(
+scalars!(
     /// Number of patterns.
-    Params { patterns }
+    struct Patterns { patterns }
 );
 
 /// The shader's expression of `a`, `b` and `c`, and what it must give.
@@ -136,13 +136,12 @@ fn compare(cases: &[Case], same: impl Fn(u32, u32) -> bool) {
         let out = wgpu.alloc(DType::U32, &[n], Memory::Device).unwrap();
         for (case, &(expression, native)) in cases.iter().enumerate() {
             wgpu.stream()
-                .dispatch(Dispatch {
-                    shader: shader(expression),
-                    tensors: &[Some(&a), Some(&b), Some(&c), Some(&out)],
-                    constants: &[],
-                    params: Params { patterns: u32::try_from(n).unwrap() }.words(),
-                    workgroups: n.div_ceil(64) as u64,
-                })
+                .dispatch(Dispatch::new(
+                    shader(expression),
+                    Patterns { patterns: u32::try_from(n).unwrap() },
+                    &[Some(&a), Some(&b), Some(&c), Some(&out)],
+                    n.div_ceil(64),
+                ))
                 .unwrap();
             let got: Vec<u32> = (&wgpu as &dyn Backend).download(&out).unwrap();
             for (&[a, b, c], &got) in operands.iter().zip(&got) {
@@ -164,10 +163,10 @@ const BINDINGS: &[Binding] =
     &[Binding::read("x", U32), Binding::read("y", U32), Binding::read("z", U32), Binding::write("out", U32)];
 
 /// A shader that evaluates one expression.
-fn shader(expression: &'static str) -> &'static Shader {
+fn shader(expression: &'static str) -> &'static Shader<Patterns> {
     use std::collections::HashMap;
     use std::sync::{LazyLock, Mutex};
-    static SHADERS: LazyLock<Mutex<HashMap<&'static str, &'static Shader>>> = LazyLock::new(Mutex::default);
+    static SHADERS: LazyLock<Mutex<HashMap<&'static str, &'static Shader<Patterns>>>> = LazyLock::new(Mutex::default);
     let make = || {
         let main = format!(
             "@compute @workgroup_size(64)
@@ -177,7 +176,7 @@ fn shader(expression: &'static str) -> &'static Shader {
                 @builtin(local_invocation_index) lane: u32,
             ) {{
                 let i = linear(group, groups) * 64u + lane;
-                if i >= given.params.patterns {{
+                if i >= given.scalars.patterns {{
                     return;
                 }}
                 let a = x_at(i);
@@ -187,13 +186,7 @@ fn shader(expression: &'static str) -> &'static Shader {
             }}"
         );
         let files = vec![PRELUDE, FORMATS, MATH, main.leak()];
-        let shader: &'static Shader = Box::leak(Box::new(Shader {
-            name: expression,
-            files: files.leak(),
-            params: Params::FIELDS,
-            bindings: BINDINGS,
-            constants: &[],
-        }));
+        let shader: &'static Shader<Patterns> = Box::leak(Box::new(Shader::new(expression, files.leak(), BINDINGS)));
         shader
     };
     SHADERS.lock().unwrap().entry(expression).or_insert_with(make)

@@ -2,17 +2,17 @@
 //!
 //! Read in this order: [`backend`] (the trait), [`ops`] (one file per op: arguments, checks, the specification in
 //! plain Rust), [`numerics`] (number formats and the tensor-core models), [`host`] (the backend that runs the
-//! specification on CPU threads). `NUMERICS.md` in the repository root is the contract these modules implement; models
-//! over any backend are the crate `dropless-model`.
+//! specification on CPU threads), [`launch`] (what the kernels of GPUs take). `NUMERICS.md` in the repository root is the
+//! contract these modules implement; models over any backend are the crate `dropless-model`.
 
 pub mod backend;
 pub mod error;
 pub mod exchange;
 pub mod host;
+pub mod launch;
 pub mod lockstep;
 pub mod numerics;
 pub mod ops;
-pub mod params;
 pub mod tensor;
 
 pub use backend::{Backend, Caps, Event, Group, Queue, Timings};

@@ -39,7 +39,7 @@ fn value(source: usize, destination: usize, row: usize, col: usize) -> u32 {
     u32::try_from(((source * 16 + destination) * 1024 + row) * 16 + col).unwrap()
 }
 
-/// A rank's buffers: rows of `cols` u32 in chunks of `capacity`.
+/// A rank's buffers: rows of `cols` u32 in segments of `capacity`.
 fn buffers(backend: &dyn Backend, capacity: usize, cols: usize) -> (Tensor, Tensor) {
     let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
     let mut send = Vec::new();
@@ -192,8 +192,8 @@ fn a_sender_may_overwrite_its_tensor_at_once() {
             backend.write(&send, bytemuck::cast_slice(&[round * 8 + rank; 768])).unwrap();
             AllToAll { group: Group::World, send: &send, recv: &recv, counts: None }.run(backend).unwrap();
             let received = backend.download::<u32>(&recv).unwrap();
-            for (source, chunk) in (0u32..).zip(received.chunks(256)) {
-                assert!(chunk.iter().all(|&x| x == round * 8 + source), "round {round}");
+            for (source, segment) in (0u32..).zip(received.chunks(256)) {
+                assert!(segment.iter().all(|&x| x == round * 8 + source), "round {round}");
             }
         }
     });
@@ -259,7 +259,7 @@ fn b153_capacity_is_part_of_the_agreement() {
         message(&exchange(backend, 32, &sends, &expects).unwrap_err())
     });
     for error in errors {
-        assert!(error.ends_with("rank 1 sends 40 rows to rank 0, but a chunk holds 32"), "{error}");
+        assert!(error.ends_with("rank 1 sends 40 rows to rank 0, but a segment holds 32"), "{error}");
     }
 }
 

@@ -99,7 +99,7 @@ impl Product {
     }
 }
 
-/// By the copy engine, by 16-byte copies, and element by element.
+/// By TMA, by 16-byte copies, and element by element.
 fn check(kind: GemmKind, n: usize, k: usize) {
     let product = Product { kind, fp8: false, gather: false, accumulate: false, n, k, rows: 140, groups: 40 };
     product.check();

@@ -553,7 +553,7 @@ struct Laid {
     row_slots: Vec<u32>,
 }
 
-/// Lays out received rows of ids `[chunks, capacity, k]` on a rank of `local` experts.
+/// Lays out received rows of ids `[segments, capacity, k]` on a rank of `local` experts.
 fn lay_out(shape: [usize; 3], ids: &[u32], counts: &[u32], first: usize, local: usize, slots: usize) -> Result<Laid> {
     let backend: &dyn Backend = &host();
     let new = |dtype, shape: &[usize]| backend.alloc(dtype, shape, Memory::Device);

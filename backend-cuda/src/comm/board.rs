@@ -44,11 +44,11 @@ numbers! {
     FAULT_EXPECTED = 6;
     /// The member sends another number of rows than is expected.
     FAULT_ROWS = 1;
-    /// Its chunks have another capacity.
+    /// Its segments have another capacity.
     FAULT_CAPACITY = 2;
     /// Its rows have another length.
     FAULT_ROW_BYTES = 3;
-    /// It sends more rows than a chunk holds.
+    /// It sends more rows than a segment holds.
     FAULT_OVERFLOW = 4;
     /// Words of a header.
     HEADER = 4;

@@ -334,7 +334,7 @@ impl Channel {
             FAULT_ROWS => format!("rank {them} sends {found} rows to rank {me}, which expects {expected}"),
             FAULT_CAPACITY => format!("rank {them} has a capacity of {found} rows, but rank {me} one of {expected}"),
             FAULT_ROW_BYTES => format!("rank {them} has rows of {found} bytes, but rank {me} of {expected}"),
-            FAULT_OVERFLOW => format!("rank {them} sends {found} rows to rank {me}, but a chunk holds {expected}"),
+            FAULT_OVERFLOW => format!("rank {them} sends {found} rows to rank {me}, but a segment holds {expected}"),
             _ => format!("rank {them}: fault {code}"),
         }
     }

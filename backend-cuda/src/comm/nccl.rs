@@ -113,7 +113,7 @@ impl Communicator {
         if self.aborted.load(Ordering::Acquire) {
             return Err(Error::Device { backend: BACKEND, op, what: "NCCL: the connections were broken off".into() });
         }
-        let stream = gpu.stream(Queue::Comm).0.cast();
+        let stream = gpu.stream(Queue::Comm).raw.cast();
         result::group_start().map_err(|e| failed(op, &e))?;
         let queued = prepared.iter().try_for_each(|transfer| {
             // SAFETY: the views lie inside their buffers, which are kept until the stream is done with them.

@@ -1,5 +1,5 @@
 //! See `dropless_core::ops::AllToAll`. What the host does not know, how many rows count, decides on the device: through
-//! mapped memory exactly those travel; through NCCL whole chunks do, and those rows are then copied to their place.
+//! mapped memory exactly those travel; through NCCL whole segments do, and those rows are then copied to their place.
 
 use std::sync::Arc;
 
@@ -10,46 +10,43 @@ use crate::BACKEND;
 #[cfg(target_os = "linux")]
 use crate::comm::Windows;
 use crate::comm::{Channel, Comm, Communicator, HEADER, NAMES, Path, Transfer, VALUES};
-use crate::device::{Gpu, word};
-use crate::kernel::{Binding, Kernel, Launch, PRELUDE, U32, params};
+use crate::device::Gpu;
+use crate::kernel::{Binding, Kernel, Launch, PRELUDE, U32, scalars, word};
 
 const OP: &str = "all_to_all";
 const ANY: &[DType] = &[DType::F32, DType::Bf16, DType::E4m3, DType::Ue8m0, DType::E2m1x2, DType::U32];
 const SHARED: &str = include_str!("../../../kernels/all_to_all.cuh");
 const PEER: &str = include_str!("../../../kernels/all_to_all_peer.cuh");
 
-params!(
+scalars!(
     /// An exchange through NCCL. A row has `row_bytes` bytes.
-    Whole { members, place, capacity, row_bytes, gathers }
+    pub(crate) struct Whole { members, place, capacity, row_bytes, gathers }
 );
 
-params!(
+scalars!(
     /// A round of an exchange through mapped memory.
-    Round { members, place, capacity, row_bytes, gathers, slots_at, slot_bytes, round, last }
+    pub(crate) struct Round { members, place, capacity, row_bytes, gathers, slots_at, slot_bytes, round, last }
 );
 
 /// Tells the receivers what they get.
-pub(crate) static ANNOUNCE: Kernel = Kernel {
-    name: "all_to_all_announce",
-    files: &[PRELUDE, SHARED, include_str!("../../../kernels/all_to_all_announce.cu")],
-    params: Whole::FIELDS,
-    tensors: &[
+pub(crate) static ANNOUNCE: Kernel<Whole> = Kernel::new(
+    "all_to_all_announce",
+    &[PRELUDE, SHARED, include_str!("../../../kernels/all_to_all_announce.cu")],
+    &[
         Binding::read("counts", U32).optional(),
         Binding::write("headers", U32),
         Binding::write("received", U32),
         Binding::in_place("state", U32),
         Binding::in_place("board", U32),
     ],
-    maps: 0,
-    constants: NAMES,
-};
+)
+.constants(NAMES);
 
 /// Copies what NCCL brought.
-pub(crate) static UNPACK: Kernel = Kernel {
-    name: "all_to_all_unpack",
-    files: &[PRELUDE, SHARED, include_str!("../../../kernels/all_to_all_unpack.cu")],
-    params: Whole::FIELDS,
-    tensors: &[
+pub(crate) static UNPACK: Kernel<Whole> = Kernel::new(
+    "all_to_all_unpack",
+    &[PRELUDE, SHARED, include_str!("../../../kernels/all_to_all_unpack.cu")],
+    &[
         Binding::read("send", ANY),
         Binding::read("staging", ANY).optional(),
         Binding::write("recv", ANY),
@@ -58,32 +55,28 @@ pub(crate) static UNPACK: Kernel = Kernel {
         Binding::in_place("state", U32),
         Binding::in_place("board", U32),
     ],
-    maps: 0,
-    constants: NAMES,
-};
+)
+.constants(NAMES);
 
 /// Lays rows out for the other members.
-pub(crate) static POST: Kernel = Kernel {
-    name: "all_to_all_post",
-    files: &[PRELUDE, SHARED, PEER, include_str!("../../../kernels/all_to_all_post.cu")],
-    params: Round::FIELDS,
-    tensors: &[
+pub(crate) static POST: Kernel<Round> = Kernel::new(
+    "all_to_all_post",
+    &[PRELUDE, SHARED, PEER, include_str!("../../../kernels/all_to_all_post.cu")],
+    &[
         Binding::read("send", ANY),
         Binding::read("counts", U32).optional(),
         Binding::read("windows", U32),
         Binding::in_place("state", U32),
         Binding::in_place("board", U32),
     ],
-    maps: 0,
-    constants: NAMES,
-};
+)
+.constants(NAMES);
 
 /// Takes the other members' rows.
-pub(crate) static PULL: Kernel = Kernel {
-    name: "all_to_all_pull",
-    files: &[PRELUDE, SHARED, PEER, include_str!("../../../kernels/all_to_all_pull.cu")],
-    params: Round::FIELDS,
-    tensors: &[
+pub(crate) static PULL: Kernel<Round> = Kernel::new(
+    "all_to_all_pull",
+    &[PRELUDE, SHARED, PEER, include_str!("../../../kernels/all_to_all_pull.cu")],
+    &[
         Binding::read("send", ANY),
         Binding::write("recv", ANY),
         Binding::read("counts", U32).optional(),
@@ -91,20 +84,18 @@ pub(crate) static PULL: Kernel = Kernel {
         Binding::in_place("state", U32),
         Binding::in_place("board", U32),
     ],
-    maps: 0,
-    constants: NAMES,
-};
+)
+.constants(NAMES);
 
 const THREADS: u32 = 512;
 /// What a block copies at least, where there is that much.
-const BLOCK_BYTES: u64 = 64 << 10;
+const BLOCK_BYTES: usize = 64 << 10;
 /// Blocks that draw on NVLink: each has 32 KiB on their way, and these saturate it. They take multiprocessors from what
 /// runs beside.
-const FAR_BLOCKS: u64 = 64;
+const FAR_BLOCKS: usize = 64;
 
 /// Blocks for copies of `bytes` from or to each member, a multiple of the members.
-fn blocks(bytes: u64, members: usize, most: u64) -> u64 {
-    let members = members as u64;
+fn blocks(bytes: usize, members: usize, most: usize) -> usize {
     bytes.div_ceil(BLOCK_BYTES).clamp(1, (most / members).max(1)) * members
 }
 
@@ -133,7 +124,7 @@ pub(crate) fn run(gpu: &Arc<Gpu>, comm: &Comm, op: &AllToAll<'_>) -> Result<()> 
 
 fn through_nccl(gpu: &Arc<Gpu>, channel: &Channel, nccl: Option<&Communicator>, op: &AllToAll<'_>) -> Result<()> {
     let (members, place) = (channel.members(), channel.place);
-    let params = Whole {
+    let scalars = Whole {
         members: word(members),
         place: word(place),
         capacity: word(op.recv.shape()[1]),
@@ -142,25 +133,10 @@ fn through_nccl(gpu: &Arc<Gpu>, channel: &Channel, nccl: Option<&Communicator>, 
     };
     let [headers, received] =
         [gpu.alloc(DType::U32, &[members, HEADER as usize])?, gpu.alloc(DType::U32, &[members, HEADER as usize])?];
-    gpu.launch_on(
-        Queue::Comm,
-        Launch {
-            kernel: &ANNOUNCE,
-            tensors: &[
-                op.counts.map(|counts| counts.send),
-                Some(&headers),
-                Some(&received),
-                Some(&channel.state),
-                Some(channel.board.tensor()),
-            ],
-            constants: VALUES,
-            params: params.words(),
-            maps: &[],
-            blocks: 1,
-            threads: 128,
-            shared: 0,
-        },
-    )?;
+    let (state, board) = (Some(&channel.state), Some(channel.board.tensor()));
+    let tensors = [op.counts.map(|counts| counts.send), Some(&headers), Some(&received), state, board];
+    let launch = Launch { constants: VALUES, ..Launch::new(&ANNOUNCE, scalars, &tensors, 1, 128) };
+    gpu.launch_on(Queue::Comm, launch)?;
     let staging = match (nccl, op.counts) {
         (Some(_), Some(_)) => Some(gpu.alloc(op.recv.dtype(), op.recv.shape())?),
         _ => None,
@@ -181,42 +157,25 @@ fn through_nccl(gpu: &Arc<Gpu>, channel: &Channel, nccl: Option<&Communicator>, 
         }
         nccl.run(OP, gpu, &transfers)?;
     }
-    let chunk = (op.recv.bytes() / members) as u64;
-    gpu.launch_on(
-        Queue::Comm,
-        Launch {
-            kernel: &UNPACK,
-            tensors: &[
-                Some(op.send),
-                staging.as_ref(),
-                Some(op.recv),
-                op.counts.map(|counts| counts.recv),
-                Some(&received),
-                Some(&channel.state),
-                Some(channel.board.tensor()),
-            ],
-            constants: VALUES,
-            params: params.words(),
-            maps: &[],
-            blocks: blocks(chunk, members, gpu.multiprocessors.into()),
-            threads: THREADS,
-            shared: 0,
-        },
-    )
+    let recv_counts = op.counts.map(|counts| counts.recv);
+    let tensors = [Some(op.send), staging.as_ref(), Some(op.recv), recv_counts, Some(&received), state, board];
+    let blocks = blocks(op.recv.bytes() / members, members, gpu.multiprocessors as usize);
+    let launch = Launch { constants: VALUES, ..Launch::new(&UNPACK, scalars, &tensors, blocks, THREADS) };
+    gpu.launch_on(Queue::Comm, launch)
 }
 
 #[cfg(target_os = "linux")]
 fn through_memory(gpu: &Arc<Gpu>, channel: &Channel, windows: &Windows, op: &AllToAll<'_>) -> Result<()> {
     let members = channel.members();
     let (slots_at, slot_bytes) = Windows::slots(if op.gathers() { 1 } else { members });
-    let chunk = (op.recv.bytes() / members) as u64;
-    let rounds = u32::try_from(chunk.div_ceil(slot_bytes.into())).expect("a chunk fits the memory");
-    let blocks = blocks(chunk.min(slot_bytes.into()), members, FAR_BLOCKS);
+    let segment = op.recv.bytes() / members;
+    let rounds = u32::try_from(segment.div_ceil(slot_bytes as usize)).expect("a segment fits the memory");
+    let blocks = blocks(segment.min(slot_bytes as usize), members, FAR_BLOCKS);
     let (send, recv, table) = (Some(op.send), Some(op.recv), Some(windows.table()));
     let (send_counts, recv_counts) = (op.counts.map(|counts| counts.send), op.counts.map(|counts| counts.recv));
     let (state, board) = (Some(&channel.state), Some(channel.board.tensor()));
     for round in 0..rounds {
-        let params = Round {
+        let scalars = Round {
             members: word(members),
             place: word(channel.place),
             capacity: word(op.recv.shape()[1]),
@@ -228,11 +187,8 @@ fn through_memory(gpu: &Arc<Gpu>, channel: &Channel, windows: &Windows, op: &All
             last: (round + 1 == rounds).into(),
         };
         let launch = |kernel, tensors: &[Option<&Tensor>]| {
-            let (constants, params, threads) = (VALUES, params.words(), THREADS);
-            gpu.launch_on(
-                Queue::Comm,
-                Launch { kernel, tensors, constants, params, maps: &[], blocks, threads, shared: 0 },
-            )
+            let launch = Launch { constants: VALUES, ..Launch::new(kernel, scalars, tensors, blocks, THREADS) };
+            gpu.launch_on(Queue::Comm, launch)
         };
         launch(&POST, &[send, send_counts, table, state, board])?;
         launch(&PULL, &[send, recv, recv_counts, table, state, board])?;

@@ -6,25 +6,24 @@ use std::sync::Arc;
 use dropless_core::ops::{BlockFormat, Checked, GroupQuantize};
 use dropless_core::{DType, Result, Tensor};
 
-use crate::device::{Gpu, word};
-use crate::kernel::{BLOCKS, Binding, F32, FLOAT, Kernel, Launch, PHILOX, PRELUDE, RUNS, SCAN, U32, params};
+use crate::device::Gpu;
+use crate::kernel::{BLOCKS, Binding, F32, FLOAT, Kernel, Launch, PHILOX, PRELUDE, RUNS, SCAN, U32, scalars, word};
 
 const OP: &str = "group_quantize";
 
 const CODES: &[DType] = &[DType::E4m3, DType::E2m1x2];
 const SCALES: &[DType] = &[DType::Ue8m0, DType::F32, DType::E4m3];
 
-params!(
+scalars!(
     /// Extents (`group_rows`: rows of a stacked matrix; `height`: rows of the transposed result), and the stochastic
     /// rounding's key and counter stream.
-    Params { rows, columns, groups, group_rows, height, key_low, key_high, stream }
+    pub(crate) struct QuantizeScalars { rows, columns, groups, group_rows, height, key_low, key_high, stream }
 );
 
-pub(crate) static QUANTIZE: Kernel = Kernel {
-    name: "group_quantize",
-    files: &[PRELUDE, RUNS, BLOCKS, PHILOX, include_str!("../../../kernels/group_quantize.cu")],
-    params: Params::FIELDS,
-    tensors: &[
+pub(crate) static QUANTIZE: Kernel<QuantizeScalars> = Kernel::new(
+    "group_quantize",
+    &[PRELUDE, RUNS, BLOCKS, PHILOX, include_str!("../../../kernels/group_quantize.cu")],
+    &[
         Binding::read("x", FLOAT),
         Binding::read("offsets", U32).optional(),
         Binding::read("padded", U32).optional(),
@@ -34,35 +33,28 @@ pub(crate) static QUANTIZE: Kernel = Kernel {
         Binding::write("column_codes", &[DType::E4m3]).optional(),
         Binding::write("column_scales", &[DType::Ue8m0, DType::F32]).optional(),
     ],
-    maps: 0,
-    constants: &["FORMAT", "OPTION", "ROWS", "SQUARE"],
-};
+)
+.constants(&["FORMAT", "OPTION", "ROWS", "SQUARE"]);
 
 /// Columns of a tile.
 const TILE_COLUMNS: usize = 128;
 
-pub(crate) static AMAX: Kernel = Kernel {
-    name: "group_quantize_amax",
-    files: &[PRELUDE, RUNS, include_str!("../../../kernels/group_quantize_amax.cu")],
-    params: Params::FIELDS,
-    tensors: &[Binding::read("x", FLOAT), Binding::read("offsets", U32).optional(), Binding::in_place("amax", F32)],
-    maps: 0,
-    constants: &[],
-};
-
-params!(
-    /// Groups, and rows of a block.
-    OffsetsParams { groups, block }
+pub(crate) static AMAX: Kernel<QuantizeScalars> = Kernel::new(
+    "group_quantize_amax",
+    &[PRELUDE, RUNS, include_str!("../../../kernels/group_quantize_amax.cu")],
+    &[Binding::read("x", FLOAT), Binding::read("offsets", U32).optional(), Binding::in_place("amax", F32)],
 );
 
-pub(crate) static OFFSETS: Kernel = Kernel {
-    name: "group_quantize_offsets",
-    files: &[PRELUDE, SCAN, include_str!("../../../kernels/group_quantize_offsets.cu")],
-    params: OffsetsParams::FIELDS,
-    tensors: &[Binding::read("offsets", U32), Binding::write("padded", U32)],
-    maps: 0,
-    constants: &[],
-};
+scalars!(
+    /// Groups, and rows of a block.
+    pub(crate) struct OffsetsScalars { groups, block }
+);
+
+pub(crate) static OFFSETS: Kernel<OffsetsScalars> = Kernel::new(
+    "group_quantize_offsets",
+    &[PRELUDE, SCAN, include_str!("../../../kernels/group_quantize_offsets.cu")],
+    &[Binding::read("offsets", U32), Binding::write("padded", U32)],
+);
 
 pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
     let (x, block) = (op.x, op.format.block());
@@ -87,7 +79,7 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupQuantize<'_>>) -> Result<()>
         BlockFormat::Nvfp4 { stochastic: Some((key, stream)) } => ([2, 1], key, stream),
     };
     let [key_low, key_high] = bytemuck::cast::<u64, [u32; 2]>(key.to_le()).map(u32::from_le);
-    let params = Params {
+    let scalars = QuantizeScalars {
         rows: word(x.rows()),
         columns: word(x.cols()),
         groups: word(groups),
@@ -98,21 +90,11 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupQuantize<'_>>) -> Result<()>
         stream,
     };
     if let Some(out) = op.amax {
-        amax(gpu, op, params, out)?;
+        amax(gpu, op, scalars, out)?;
     }
     if let (Some(offsets), Some(padded)) = (op.offsets, padded) {
-        let params = OffsetsParams { groups: word(groups), block: word(block) };
-        let tensors = [Some(offsets), Some(padded)];
-        gpu.launch(Launch {
-            kernel: &OFFSETS,
-            tensors: &tensors,
-            constants: &[],
-            params: params.words(),
-            maps: &[],
-            blocks: 1,
-            threads: 32,
-            shared: 0,
-        })?;
+        let scalars = OffsetsScalars { groups: word(groups), block: word(block) };
+        gpu.launch(Launch::new(&OFFSETS, scalars, &[Some(offsets), Some(padded)], 1, 32))?;
     }
     if op.row.is_none() && op.column.is_none() {
         return Ok(());
@@ -130,33 +112,18 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupQuantize<'_>>) -> Result<()>
         op.column.map(|column| column.codes),
         op.column.map(|column| column.scales),
     ];
-    gpu.launch(Launch {
-        kernel: &QUANTIZE,
-        tensors: &tensors,
-        constants: &[format[0], format[1], word(tile_rows), u32::from(op.square)],
-        params: params.words(),
-        maps: &[],
-        blocks: (tiles * x.cols().div_ceil(TILE_COLUMNS)) as u64,
-        // Four rows of eight columns each.
-        threads: word(tile_rows * TILE_COLUMNS / 32),
-        shared: 0,
-    })
+    let constants = &[format[0], format[1], word(tile_rows), u32::from(op.square)];
+    let blocks = tiles * x.cols().div_ceil(TILE_COLUMNS);
+    // Four rows of eight columns each.
+    let threads = word(tile_rows * TILE_COLUMNS / 32);
+    gpu.launch(Launch { constants, ..Launch::new(&QUANTIZE, scalars, &tensors, blocks, threads) })
 }
 
 /// The amax of the rows within the groups.
-fn amax(gpu: &Arc<Gpu>, op: &GroupQuantize<'_>, params: Params, out: &Tensor) -> Result<()> {
+fn amax(gpu: &Arc<Gpu>, op: &GroupQuantize<'_>, scalars: QuantizeScalars, out: &Tensor) -> Result<()> {
     const THREADS: u32 = 256;
     gpu.fill(OP, out, 0)?;
     // Enough thread blocks to fill the card, each with at least an octet for every thread.
-    let blocks = op.x.len().div_ceil(THREADS as usize * 8) as u64;
-    gpu.launch(Launch {
-        kernel: &AMAX,
-        tensors: &[Some(op.x), op.offsets, Some(out)],
-        constants: &[],
-        params: params.words(),
-        maps: &[],
-        blocks: blocks.min(u64::from(gpu.multiprocessors) * 8),
-        threads: THREADS,
-        shared: 0,
-    })
+    let blocks = op.x.len().div_ceil(THREADS as usize * 8).min(gpu.multiprocessors as usize * 8);
+    gpu.launch(Launch::new(&AMAX, scalars, &[Some(op.x), op.offsets, Some(out)], blocks, THREADS))
 }

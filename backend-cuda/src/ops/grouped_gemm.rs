@@ -7,18 +7,18 @@ use dropless_core::ops::{Checked, Extents, GemmKind, GroupedGemm, Operand};
 use dropless_core::{DType, NumericModel, Result, Tensor};
 
 use super::mxfp8_dequantize;
-use crate::device::{Gpu, word};
+use crate::device::Gpu;
 use crate::driver::TensorMap;
 use crate::kernel::{
     BF16, Binding, F32, FLOAT, FP8_BLOCK_SCALES, GROUPED_GEMM_OUT, Kernel, Launch, PRELUDE, RING, SIMT_GROUPED_GEMM,
-    SM90, SM90_GROUPED_GEMM, SM90_GROUPED_GEMM_OUT, TILES, U32, params,
+    SM90, SM90_GROUPED_GEMM, SM90_GROUPED_GEMM_OUT, TILES, U32, scalars, word,
 };
 
 const OP: &str = "grouped_gemm";
 
-params!(
+scalars!(
     /// Extents: outputs and the chain as tiles.cuh has them; rows to gather from.
-    Params { groups, rows, columns, chain, a_sources, b_sources }
+    pub(crate) struct GemmScalars { groups, rows, columns, chain, a_sources, b_sources }
 );
 
 const fn tensors(elements: &'static [DType]) -> [Binding; 8] {
@@ -47,9 +47,9 @@ const TENSOR_CORE_CONSTANTS: &[&str] = &[
     "CLUSTER",
 ];
 
-pub(crate) static SM90_BF16_GROUPED_GEMM: Kernel = Kernel {
-    name: "sm90_bf16_grouped_gemm",
-    files: &[
+pub(crate) static SM90_BF16_GROUPED_GEMM: Kernel<GemmScalars> = Kernel::new(
+    "sm90_bf16_grouped_gemm",
+    &[
         PRELUDE,
         SM90,
         RING,
@@ -61,15 +61,14 @@ pub(crate) static SM90_BF16_GROUPED_GEMM: Kernel = Kernel {
         SM90_GROUPED_GEMM_OUT,
         include_str!("../../../kernels/sm90_bf16_grouped_gemm.cu"),
     ],
-    params: Params::FIELDS,
-    tensors: &tensors(BF16),
-    maps: 3,
-    constants: TENSOR_CORE_CONSTANTS,
-};
+    &tensors(BF16),
+)
+.constants(TENSOR_CORE_CONSTANTS)
+.maps(3);
 
-pub(crate) static SM90_E4M3_GROUPED_GEMM: Kernel = Kernel {
-    name: "sm90_e4m3_grouped_gemm",
-    files: &[
+pub(crate) static SM90_E4M3_GROUPED_GEMM: Kernel<GemmScalars> = Kernel::new(
+    "sm90_e4m3_grouped_gemm",
+    &[
         PRELUDE,
         SM90,
         RING,
@@ -81,15 +80,14 @@ pub(crate) static SM90_E4M3_GROUPED_GEMM: Kernel = Kernel {
         SM90_GROUPED_GEMM_OUT,
         include_str!("../../../kernels/sm90_e4m3_grouped_gemm.cu"),
     ],
-    params: Params::FIELDS,
-    tensors: &tensors(&[DType::E4m3]),
-    maps: 3,
-    constants: TENSOR_CORE_CONSTANTS,
-};
+    &tensors(&[DType::E4m3]),
+)
+.constants(TENSOR_CORE_CONSTANTS)
+.maps(3);
 
-pub(crate) static F32_GROUPED_GEMM: Kernel = Kernel {
-    name: "f32_grouped_gemm",
-    files: &[
+pub(crate) static F32_GROUPED_GEMM: Kernel<GemmScalars> = Kernel::new(
+    "f32_grouped_gemm",
+    &[
         PRELUDE,
         TILES,
         GROUPED_GEMM_OUT,
@@ -97,11 +95,9 @@ pub(crate) static F32_GROUPED_GEMM: Kernel = Kernel {
         SIMT_GROUPED_GEMM,
         include_str!("../../../kernels/f32_grouped_gemm.cu"),
     ],
-    params: Params::FIELDS,
-    tensors: &tensors(&[DType::F32, DType::Bf16, DType::E4m3]),
-    maps: 0,
-    constants: &["RAGGED_CHAIN", "ACCUMULATE", "A_CHAIN_LAST", "B_CHAIN_LAST", "TILE"],
-};
+    &tensors(&[DType::F32, DType::Bf16, DType::E4m3]),
+)
+.constants(&["RAGGED_CHAIN", "ACCUMULATE", "A_CHAIN_LAST", "B_CHAIN_LAST", "TILE"]);
 
 /// Sides of a tile in simt_grouped_gemm.cuh, of which a thread has 4 x 4 outputs, and the blocks of a multiprocessor.
 const SIMT_TILES: [usize; 2] = [64, 32];
@@ -149,7 +145,7 @@ pub(super) const E4M3_CONSTANTS: &[&[u32]] = &[
 /// How a factor comes into shared memory, or a result leaves it: `Load` of sm90_grouped_gemm.cuh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
-    /// By the copy engine.
+    /// By TMA.
     Boxes = 0,
     /// 16 bytes at a time.
     Pieces = 1,
@@ -157,7 +153,7 @@ enum Load {
     Elements = 2,
 }
 
-/// What the copy engine and 16-byte copies want of an address and of the distance between rows.
+/// What TMA and 16-byte copies want of an address and of the distance between rows.
 const ALIGNMENT: usize = 16;
 
 fn aligned(tensor: &Tensor, columns: usize) -> bool {
@@ -223,7 +219,7 @@ impl<'a> Factor<'a> {
         }
         let wide = ROW_BYTES / self.elements.dtype().size();
         let tile = [wide, if self.chain_last { rows } else { wide }, 1];
-        gpu.tensor_map(OP, &self.elements, &self.extents(), &tile)
+        gpu.tensor_map(OP, &self.elements, self.extents(), tile)
     }
 }
 
@@ -249,7 +245,7 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupedGemm<'_>>, model: NumericM
     let a = Factor::of(gpu, op.a, [1, rows, chain], a_last)?;
     let b = Factor::of(gpu, op.b, [if wgrad { 1 } else { groups }, columns, chain], b_last)?;
 
-    let params = Params {
+    let scalars = GemmScalars {
         groups: word(groups),
         rows: word(rows),
         columns: word(columns),
@@ -278,16 +274,9 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupedGemm<'_>>, model: NumericM
             let [wide, narrow] = SIMT_TILES;
             let side = if tiles([wide; 2]) >= 2 * gpu.multiprocessors as usize { wide } else { narrow };
             constants.push(word(side));
-            return gpu.launch(Launch {
-                kernel: &F32_GROUPED_GEMM,
-                tensors: &tensors,
-                constants: &constants,
-                params: params.words(),
-                maps: &[],
-                blocks: tiles([side; 2]).min(64 / side * SIMT_BLOCKS * gpu.multiprocessors as usize) as u64,
-                threads: word(side / 4 * (side / 4)),
-                shared: 0,
-            });
+            let blocks = tiles([side; 2]).min(64 / side * SIMT_BLOCKS * gpu.multiprocessors as usize);
+            let launch = Launch::new(&F32_GROUPED_GEMM, scalars, &tensors, blocks, word(side / 4 * (side / 4)));
+            return gpu.launch(Launch { constants: &constants, ..launch });
         }
     };
 
@@ -309,19 +298,16 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupedGemm<'_>>, model: NumericM
         Load::Boxes => {
             let wide = ROW_BYTES / op.out.dtype().size();
             let matrices = if wgrad { groups } else { 1 };
-            gpu.tensor_map(OP, op.out, &[columns, rows, matrices], &[wide, OUT_ROWS, 1])?
+            gpu.tensor_map(OP, op.out, [columns, rows, matrices], [wide, OUT_ROWS, 1])?
         }
         Load::Pieces | Load::Elements => TensorMap::default(),
     };
     constants.extend([a.load() as u32, b.load() as u32, store as u32, word(tile_columns), word(stages), word(cluster)]);
+    let blocks = tiles([TILE_ROWS, tile_columns]).div_ceil(cluster).min(multiprocessors / cluster) * cluster;
     gpu.launch(Launch {
-        kernel,
-        tensors: &tensors,
         constants: &constants,
-        params: params.words(),
         maps: &[a.map(gpu, TILE_ROWS)?, b.map(gpu, tile_columns / cluster)?, out],
-        blocks: (tiles([TILE_ROWS, tile_columns]).div_ceil(cluster).min(multiprocessors / cluster) * cluster) as u64,
-        threads: TENSOR_CORE_THREADS,
         shared: word(stages * stage + OUT_BYTES + ATOM_BYTES),
+        ..Launch::new(kernel, scalars, &tensors, blocks, TENSOR_CORE_THREADS)
     })
 }

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::ALL;
 use crate::jit::Jit;
-use crate::kernel::{Kernel, SM90, Variant};
+use crate::kernel::{SM90, source};
+use dropless_core::DType;
+use dropless_core::launch::{Binding, Program, Variant};
 
 /// Calls `test` for each architecture that kernels are written for, or says why it does not: the compiler's library is
 /// missing, and `DROPLESS_REQUIRE` does not name nvrtc.
@@ -20,12 +22,9 @@ pub(crate) fn for_each_architecture(test: impl Fn(&'static str)) {
 }
 
 /// The kernel with each tensor's first type, its last type, and with the optional tensors left out.
-fn variants(kernel: &'static Kernel, constants: &[u32]) -> Vec<Variant> {
-    let types = |choose: fn(&crate::kernel::Binding) -> Option<dropless_core::DType>| Variant {
-        kernel,
-        types: kernel.tensors.iter().map(choose).collect(),
-        constants: constants.to_vec(),
-    };
+fn variants(program: &'static Program, constants: &[u32]) -> Vec<Variant> {
+    let types =
+        |choose: fn(&Binding) -> Option<DType>| Variant::new(program, program.tensors.iter().map(choose), constants);
     let mut variants = vec![
         types(|tensor| tensor.types.first().copied()),
         types(|tensor| tensor.types.last().copied()),
@@ -36,7 +35,7 @@ fn variants(kernel: &'static Kernel, constants: &[u32]) -> Vec<Variant> {
 }
 
 /// Matrix products: their accumulators take most of a thread's registers, and their speed depends on it.
-fn registers_matter(kernel: &Kernel, architecture: &str) -> bool {
+fn registers_matter(kernel: &Program, architecture: &str) -> bool {
     // Attention has only a portable path on later chips.
     kernel.name.ends_with("grouped_gemm") || (kernel.files.contains(&SM90) && architecture == "sm_90a")
 }
@@ -60,9 +59,8 @@ fn every_kernel_compiles_without_a_warning_and_products_without_a_spill() {
         let next = AtomicUsize::new(0);
         let work = || {
             while let Some(variant) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let kernel = variant.kernel;
-                assert_eq!(variant.constants.len(), kernel.constants.len(), "{}", kernel.name);
-                let compiled = jit.compile(kernel.name, &variant.source()).unwrap();
+                let kernel = variant.program;
+                let compiled = jit.compile(kernel.name, &source(variant)).unwrap();
                 assert!(!compiled.log.contains("warning"), "{}: {}", kernel.name, compiled.log);
                 let spills = !compiled.log.contains(", 0 bytes spill stores, 0 bytes spill loads");
                 // Among others that tensor-core instructions wait for one another.

@@ -4,7 +4,7 @@ use dropless_core::numerics::mma::Tensorcore;
 use dropless_core::{DType, Tensor};
 
 use crate::device::UNIT;
-use crate::dispatch::word;
+use crate::shader::word;
 
 /// Invocations of a workgroup along rows and along columns.
 pub(crate) const SIDE: usize = 8;

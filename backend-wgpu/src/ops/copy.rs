@@ -6,20 +6,18 @@ use dropless_core::{Result, Tensor};
 
 use crate::buffer;
 use crate::dispatch::{Dispatch, Stream};
-use crate::shader::{Binding, Shader, U32, params};
+use crate::shader::{Binding, Shader, U32, scalars};
 
-params!(
+scalars!(
     /// Byte positions in two buffers of words.
-    Params { source_byte, target_byte, bytes }
+    pub(crate) struct CopyScalars { source_byte, target_byte, bytes }
 );
 
-pub(crate) static COPY: Shader = Shader {
-    name: "copy",
-    files: &[include_str!("../../../shaders/copy.wgsl")],
-    params: Params::FIELDS,
-    bindings: &[Binding::read("source", U32), Binding::in_place("copied", U32)],
-    constants: &[],
-};
+pub(crate) static COPY: Shader<CopyScalars> = Shader::new(
+    "copy",
+    &[include_str!("../../../shaders/copy.wgsl")],
+    &[Binding::read("source", U32), Binding::in_place("copied", U32)],
+);
 
 /// Queues a copy of the bytes `from` of the view `source` to the bytes from `to` on of the view `target`. The views lie
 /// in different buffers.
@@ -31,7 +29,8 @@ pub(crate) fn run(
     target: &Tensor,
     to: usize,
 ) -> Result<()> {
-    let bytes = from.len() as u64;
+    let length = from.len();
+    let bytes = length as u64;
     let from = buffer::range(source).start + from.start as u64;
     let to = buffer::range(target).start + to as u64;
     let [source, target] = [buffer::of(op, &stream.gpu, source)?, buffer::of(op, &stream.gpu, target)?];
@@ -47,11 +46,6 @@ pub(crate) fn run(
     }
     let word = |position: u64| u32::try_from(position).expect("a buffer that can be bound has less than 2^32 bytes");
     let [source, target] = [source.words(), target.words()];
-    stream.dispatch(Dispatch {
-        shader: &COPY,
-        tensors: &[Some(&source), Some(&target)],
-        constants: &[],
-        params: Params { source_byte: word(from), target_byte: word(to), bytes: word(bytes) }.words(),
-        workgroups: (bytes / 4 + 2).div_ceil(64),
-    })
+    let scalars = CopyScalars { source_byte: word(from), target_byte: word(to), bytes: word(bytes) };
+    stream.dispatch(Dispatch::new(&COPY, scalars, &[Some(&source), Some(&target)], (length / 4 + 2).div_ceil(64)))
 }

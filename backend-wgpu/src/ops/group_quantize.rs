@@ -5,31 +5,29 @@ use dropless_core::{DType, Result, Tensor};
 
 use super::map::elementwise;
 use crate::buffer;
-use crate::dispatch::{Dispatch, Stream, word};
-use crate::shader::{BLOCKS, Binding, F32, FLOAT, FORMATS, INTEGERS, PHILOX, PRELUDE, Shader, U32, params};
+use crate::dispatch::{Dispatch, Stream};
+use crate::shader::{BLOCKS, Binding, F32, FLOAT, FORMATS, INTEGERS, PHILOX, PRELUDE, Shader, U32, scalars, word};
 
 const CODES: &[DType] = &[DType::E4m3, DType::E2m1x2];
 const SCALES: &[DType] = &[DType::Ue8m0, DType::F32, DType::E4m3];
 
-params!(
+scalars!(
     /// Extents: of all that is quantized (`group_rows`: rows of a stacked matrix), and in blocks (`row_blocks` across,
     /// `grid_rows` down a matrix).
-    Params { elements, groups, group_rows, columns, row_blocks, grid_rows, padded_rows, key_low, key_high, stream }
+    pub(crate) struct QuantizeScalars { elements, groups, group_rows, columns, row_blocks, grid_rows, padded_rows, key_low, key_high, stream }
 );
 
-pub(crate) static AMAX: Shader = Shader {
-    name: "group_quantize_amax",
-    files: &[PRELUDE, FORMATS, BLOCKS, include_str!("../../../shaders/group_quantize_amax.wgsl")],
-    params: Params::FIELDS,
-    bindings: &[Binding::read("x", FLOAT), Binding::read("offsets", U32).optional(), Binding::atomic("amax", F32)],
-    constants: &["FORMAT", "OPTION", "BLOCK", "SQUARES"],
-};
+pub(crate) static AMAX: Shader<QuantizeScalars> = Shader::new(
+    "group_quantize_amax",
+    &[PRELUDE, FORMATS, BLOCKS, include_str!("../../../shaders/group_quantize_amax.wgsl")],
+    &[Binding::read("x", FLOAT), Binding::read("offsets", U32).optional(), Binding::atomic("amax", F32)],
+)
+.constants(&["FORMAT", "OPTION", "BLOCK", "SQUARES"]);
 
-pub(crate) static ROWS: Shader = Shader {
-    name: "group_quantize_rows",
-    files: &[PRELUDE, FORMATS, INTEGERS, PHILOX, BLOCKS, include_str!("../../../shaders/group_quantize_rows.wgsl")],
-    params: Params::FIELDS,
-    bindings: &[
+pub(crate) static ROWS: Shader<QuantizeScalars> = Shader::new(
+    "group_quantize_rows",
+    &[PRELUDE, FORMATS, INTEGERS, PHILOX, BLOCKS, include_str!("../../../shaders/group_quantize_rows.wgsl")],
+    &[
         Binding::read("x", FLOAT),
         Binding::read("offsets", U32).optional(),
         Binding::read("squares", F32).optional(),
@@ -37,53 +35,49 @@ pub(crate) static ROWS: Shader = Shader {
         Binding::write("codes", CODES),
         Binding::write("scales", SCALES).optional(),
     ],
-    constants: &["FORMAT", "OPTION", "BLOCK"],
-};
+)
+.constants(&["FORMAT", "OPTION", "BLOCK"]);
 
-pub(crate) static COLUMNS: Shader = Shader {
-    name: "group_quantize_columns",
-    files: &[PRELUDE, FORMATS, BLOCKS, include_str!("../../../shaders/group_quantize_columns.wgsl")],
-    params: Params::FIELDS,
-    bindings: &[
+pub(crate) static COLUMNS: Shader<QuantizeScalars> = Shader::new(
+    "group_quantize_columns",
+    &[PRELUDE, FORMATS, BLOCKS, include_str!("../../../shaders/group_quantize_columns.wgsl")],
+    &[
         Binding::read("x", FLOAT),
         Binding::read("offsets", U32).optional(),
         Binding::read("squares", F32).optional(),
         Binding::write("codes", &[DType::E4m3]),
         Binding::write("scales", &[DType::Ue8m0, DType::F32]).optional(),
     ],
-    constants: &["FORMAT", "OPTION", "BLOCK", "TRANSPOSED", "PADDED"],
-};
+)
+.constants(&["FORMAT", "OPTION", "BLOCK", "TRANSPOSED", "PADDED"]);
 
-pub(crate) static SQUARE_SCALES: Shader = Shader {
-    name: "group_quantize_scales",
-    files: &[PRELUDE, FORMATS, BLOCKS, include_str!("../../../shaders/group_quantize_scales.wgsl")],
-    params: Params::FIELDS,
-    bindings: &[
+pub(crate) static SQUARE_SCALES: Shader<QuantizeScalars> = Shader::new(
+    "group_quantize_scales",
+    &[PRELUDE, FORMATS, BLOCKS, include_str!("../../../shaders/group_quantize_scales.wgsl")],
+    &[
         Binding::read("squares", F32),
         Binding::write("row_scales", F32).optional(),
         Binding::write("column_scales", F32).optional(),
     ],
-    constants: &["FORMAT", "OPTION"],
-};
+)
+.constants(&["FORMAT", "OPTION"]);
 
-params!(
+scalars!(
     /// `elements` is 1.
-    OffsetsParams { elements, groups, block }
+    pub(crate) struct OffsetsScalars { elements, groups, block }
 );
 
-pub(crate) static OFFSETS: Shader = Shader {
-    name: "group_quantize_offsets",
-    files: &[include_str!("../../../shaders/group_quantize_offsets.wgsl")],
-    params: OffsetsParams::FIELDS,
-    bindings: &[Binding::read("offsets", U32), Binding::write("padded", U32)],
-    constants: &[],
-};
+pub(crate) static OFFSETS: Shader<OffsetsScalars> = Shader::new(
+    "group_quantize_offsets",
+    &[include_str!("../../../shaders/group_quantize_offsets.wgsl")],
+    &[Binding::read("offsets", U32), Binding::write("padded", U32)],
+);
 
 /// What every pass takes.
 struct Quantize<'a> {
     stream: &'a Stream,
     op: &'a GroupQuantize<'a>,
-    params: Params,
+    scalars: QuantizeScalars,
     /// FORMAT and OPTION of the shaders.
     format: [u32; 2],
     /// The amaxes of the squares.
@@ -103,7 +97,7 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupQuantize<'_>>) -> Result<()
         BlockFormat::Nvfp4 { stochastic: Some((key, counter)) } => ([2, 1], key, counter),
     };
     let [key_low, key_high] = bytemuck::cast::<u64, [u32; 2]>(key.to_le()).map(u32::from_le);
-    let params = Params {
+    let scalars = QuantizeScalars {
         elements: 0,
         groups: word(groups),
         group_rows: word(group_rows.max(1)),
@@ -115,7 +109,7 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupQuantize<'_>>) -> Result<()
         key_high,
         stream: counter,
     };
-    let mut quantize = Quantize { stream, op, params, format, squares: None };
+    let mut quantize = Quantize { stream, op, scalars, format, squares: None };
     if op.square {
         let shape = [groups, group_rows.div_ceil(block), x.cols().div_ceil(block)];
         // New memory is zero: the amax of nothing.
@@ -139,16 +133,16 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupQuantize<'_>>) -> Result<()
 impl Quantize<'_> {
     fn dispatch(
         &self,
-        shader: &'static Shader,
+        shader: &'static Shader<QuantizeScalars>,
         tensors: &[Option<&Tensor>],
         constants: &[u32],
         elements: usize,
         padded_rows: usize,
     ) -> Result<()> {
-        let params = Params { elements: word(elements), padded_rows: word(padded_rows), ..self.params };
+        let scalars = QuantizeScalars { elements: word(elements), padded_rows: word(padded_rows), ..self.scalars };
         let constants = &[&self.format[..], constants].concat();
-        let workgroups = elements.div_ceil(64) as u64;
-        self.stream.dispatch(Dispatch { shader, tensors, constants, params: params.words(), workgroups })
+        let workgroups = elements.div_ceil(64);
+        self.stream.dispatch(Dispatch { shader, tensors, constants, scalars, workgroups })
     }
 
     fn block(&self) -> usize {
@@ -181,14 +175,8 @@ impl Quantize<'_> {
         let transposed = matches!(self.op.format, BlockFormat::Fp8Block { .. });
         let padded = self.op.offsets.is_some();
         if let (Some(offsets), Some(out)) = (self.op.offsets, column.offsets) {
-            let params = OffsetsParams { elements: 1, groups: self.params.groups, block: word(block) };
-            self.stream.dispatch(Dispatch {
-                shader: &OFFSETS,
-                tensors: &[Some(offsets), Some(out)],
-                constants: &[],
-                params: params.words(),
-                workgroups: 1,
-            })?;
+            let scalars = OffsetsScalars { elements: 1, groups: self.scalars.groups, block: word(block) };
+            self.stream.dispatch(Dispatch::new(&OFFSETS, scalars, &[Some(offsets), Some(out)], 1))?;
         }
         // As many blocks as the rows can have in the worst case.
         let padded_rows = if transposed { column.codes.cols() } else { column.codes.rows() };

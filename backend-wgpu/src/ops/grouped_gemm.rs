@@ -8,12 +8,12 @@ use dropless_core::{DType, NumericModel, Result, Tensor};
 
 use super::chains::{Chains, SIDE, aligned, tile};
 use super::mxfp8_dequantize;
-use crate::dispatch::{Dispatch, Stream, word};
-use crate::shader::{Binding, FLOAT, FORMATS, MMA, OPERANDS, PRELUDE, Shader, U32, params};
+use crate::dispatch::{Dispatch, Stream};
+use crate::shader::{Binding, FLOAT, FORMATS, MMA, OPERANDS, PRELUDE, Shader, U32, scalars, word};
 
-params!(
+scalars!(
     /// Extents, and the distances between neighbours in memory, in elements.
-    Params {
+    pub(crate) struct GemmScalars {
         groups,
         rows,
         columns,
@@ -33,11 +33,10 @@ params!(
     }
 );
 
-pub(crate) static GROUPED_GEMM: Shader = Shader {
-    name: "grouped_gemm",
-    files: &[PRELUDE, FORMATS, MMA, OPERANDS, include_str!("../../../shaders/grouped_gemm.wgsl")],
-    params: Params::FIELDS,
-    bindings: &[
+pub(crate) static GROUPED_GEMM: Shader<GemmScalars> = Shader::new(
+    "grouped_gemm",
+    &[PRELUDE, FORMATS, MMA, OPERANDS, include_str!("../../../shaders/grouped_gemm.wgsl")],
+    &[
         Binding::read_units("a", &[DType::F32, DType::Bf16, DType::E4m3]),
         Binding::read("a_gather", U32),
         Binding::read("a_scale", &[DType::F32]).optional(),
@@ -47,23 +46,23 @@ pub(crate) static GROUPED_GEMM: Shader = Shader {
         Binding::read("offsets", U32),
         Binding::in_place("out", FLOAT),
     ],
-    constants: &[
-        "TILE",
-        "PAIRS",
-        "STEP",
-        "FRACTION_BITS",
-        "RESULT_BITS",
-        "MODEL",
-        "UNIT",
-        "A_CHAIN_LAST",
-        "B_CHAIN_LAST",
-        "A_UNITS",
-        "B_UNITS",
-        "RAGGED_CHAIN",
-        "FP8_BLOCKS",
-        "ACCUMULATE",
-    ],
-};
+)
+.constants(&[
+    "TILE",
+    "PAIRS",
+    "STEP",
+    "FRACTION_BITS",
+    "RESULT_BITS",
+    "MODEL",
+    "UNIT",
+    "A_CHAIN_LAST",
+    "B_CHAIN_LAST",
+    "A_UNITS",
+    "B_UNITS",
+    "RAGGED_CHAIN",
+    "FP8_BLOCKS",
+    "ACCUMULATE",
+]);
 
 /// An operand as the shader takes it.
 struct Factor<'a> {
@@ -127,7 +126,7 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
     let row_tiles = if wgrad { groups * row_tiles } else { groups + row_tiles };
     let per_group = |extent: usize| if wgrad { 0 } else { word(extent) };
 
-    let params = Params {
+    let scalars = GemmScalars {
         groups: word(groups),
         rows: word(rows),
         columns: word(columns),
@@ -166,11 +165,7 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
         Some(op.offsets),
         Some(op.out),
     ];
-    stream.dispatch(Dispatch {
-        shader: &GROUPED_GEMM,
-        tensors: &tensors,
-        constants: &constants,
-        params: params.words(),
-        workgroups: row_tiles as u64 * column_tiles as u64,
-    })
+    let constants = &constants[..];
+    let workgroups = row_tiles * column_tiles;
+    stream.dispatch(Dispatch { constants, ..Dispatch::new(&GROUPED_GEMM, scalars, &tensors, workgroups) })
 }

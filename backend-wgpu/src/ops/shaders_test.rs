@@ -2,29 +2,33 @@
 //! where the launcher puts them.
 
 use dropless_core::DType;
+use dropless_core::launch::{Program, Variant};
 use wgpu::naga::proc::Layouter;
 use wgpu::naga::valid::{Capabilities, ValidationFlags, Validator};
 use wgpu::naga::{AddressSpace, Handle, Module, ScalarKind, Type, TypeInner, front::wgsl};
 
 use super::ALL;
-use crate::shader::{OFFSET_WORDS, Shader, Variant};
+use crate::shader::{OFFSET_WORDS, source, text};
 
-/// The first type of each binding, and every other type of one binding at a time, under two choices of constants.
-fn variants(shader: &'static Shader) -> Vec<Variant> {
-    let first: Vec<DType> = shader.bindings.iter().map(|binding| binding.types[0]).collect();
+/// The first type of each binding, and every other type of one binding at a time, under constants that `value` gives to
+/// their names.
+fn types_under(program: &'static Program, value: impl Fn(&str) -> u32) -> Vec<Variant> {
+    let constants: Vec<u32> = program.constants.iter().map(|name| value(name)).collect();
+    let first: Vec<DType> = program.tensors.iter().map(|binding| binding.types[0]).collect();
     let mut types = vec![first.clone()];
-    for (place, binding) in shader.bindings.iter().enumerate() {
+    for (place, binding) in program.tensors.iter().enumerate() {
         types.extend(binding.types[1..].iter().map(|&other| {
             let mut types = first.clone();
             types[place] = other;
             types
         }));
     }
-    // 4 is a size of arrays as well as a number of bits.
-    let constants = [1, 4].map(|value| vec![value; shader.constants.len()]);
-    let with =
-        |types: &Vec<DType>| constants.clone().map(|constants| Variant { shader, types: types.clone(), constants });
-    types.iter().flat_map(with).collect()
+    types.into_iter().map(|types| Variant::new(program, types.into_iter().map(Some), &constants)).collect()
+}
+
+/// Under two choices of constants: 4 is a size of arrays as well as a number of bits.
+fn variants(program: &'static Program) -> Vec<Variant> {
+    [1, 4].into_iter().flat_map(|value| types_under(program, |_| value)).collect()
 }
 
 fn parse(source: &str) -> Module {
@@ -69,7 +73,7 @@ fn no_shader_has_a_float() {
     for shader in ALL {
         for variant in variants(shader) {
             // What is compiled, and the branches that these constants leave out.
-            for text in [variant.source(), variant.text()] {
+            for text in [source(&variant), text(&variant)] {
                 let floats = float_types(&parse(&text));
                 assert!(floats.is_empty(), "{}: {floats:?} in {variant:?}", shader.name);
             }
@@ -105,12 +109,12 @@ fn misplaced(module: &Module, ty: Handle<Type>, fields: &[&str]) -> Vec<String> 
 #[test]
 fn parameters_lie_where_the_launcher_puts_them() {
     for shader in ALL {
-        let module = parse(&variants(shader)[0].source());
+        let module = parse(&source(&variants(shader)[0]));
         let given = module.global_variables.iter().find(|(_, v)| v.space == AddressSpace::Immediate).unwrap().1;
         let TypeInner::Struct { members, .. } = &module.types[given.ty].inner else { panic!("a struct") };
-        let params = members.iter().find(|member| member.name.as_deref() == Some("params")).unwrap();
-        assert_eq!(params.offset as usize, OFFSET_WORDS * 4, "{}", shader.name);
-        let misplaced = misplaced(&module, params.ty, shader.params);
+        let scalars = members.iter().find(|member| member.name.as_deref() == Some("scalars")).unwrap();
+        assert_eq!(scalars.offset as usize, OFFSET_WORDS * 4, "{}", shader.name);
+        let misplaced = misplaced(&module, scalars.ty, shader.scalars);
         assert!(misplaced.is_empty(), "{}: {misplaced:?}", shader.name);
     }
 }
@@ -129,7 +133,7 @@ fn misplaced_fields_are_found() {
 fn dispatches_fit_the_bindings_of_every_adapter() {
     for shader in ALL {
         let most = wgpu::Limits::default().max_storage_buffers_per_shader_stage as usize;
-        assert!(shader.bindings.len() <= most.min(OFFSET_WORDS), "{}", shader.name);
+        assert!(shader.tensors.len() <= most.min(OFFSET_WORDS), "{}", shader.name);
     }
 }
 
@@ -145,13 +149,12 @@ fn workgroup(module: &Module) -> (u32, u32) {
 #[test]
 fn b257_shaders_fit_the_smallest_workgroups() {
     for shader in ALL {
-        for mut variant in variants(shader) {
-            for (name, value) in shader.constants.iter().zip(&mut variant.constants) {
-                *value = if *name == "EXPERTS" { 256 } else { *value };
+        for value in [1, 4] {
+            for variant in types_under(shader, |name| if name == "EXPERTS" { 256 } else { value }) {
+                let (bytes, invocations) = workgroup(&parse(&source(&variant)));
+                assert!(bytes <= 16384, "{}: {bytes} bytes of workgroup memory", shader.name);
+                assert!(invocations <= 256, "{}: {invocations} invocations", shader.name);
             }
-            let (bytes, invocations) = workgroup(&parse(&variant.source()));
-            assert!(bytes <= 16384, "{}: {bytes} bytes of workgroup memory", shader.name);
-            assert!(invocations <= 256, "{}: {invocations} invocations", shader.name);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! "Collectives": bytes are moved, unchanged.
 //!
 //! Each rank of a group posts its tensors and counts, and all look at all posts, so that every rank finds the same
-//! disagreement before a byte has moved. Then each rank pulls its chunks out of the others' send tensors, all at the same
+//! disagreement before a byte has moved. Then each rank pulls its segments out of the others' send tensors, all at the same
 //! time. A closing meeting holds the senders until nobody reads their tensors any more.
 
 mod meeting;
@@ -26,7 +26,7 @@ pub struct Post {
     pub send: Tensor,
     /// Where it receives.
     pub recv: Tensor,
-    /// One chunk goes to everyone.
+    /// One segment goes to everyone.
     gathers: bool,
     format: Format,
     /// Rows for each member.
@@ -35,9 +35,9 @@ pub struct Post {
     expects: Vec<usize>,
 }
 
-/// A chunk to copy: both ranges count bytes from the start of the view.
+/// A segment to copy: both ranges count bytes from the start of the view.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chunk {
+pub struct Segment {
     /// The place of the member it comes from.
     pub source: usize,
     /// Where it lies in that member's send tensor.
@@ -50,17 +50,17 @@ pub struct Chunk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Format {
     dtype: DType,
-    /// Rows that a chunk can hold.
+    /// Rows that a segment can hold.
     capacity: usize,
     /// Elements of a row.
     row: usize,
 }
 
 impl Format {
-    /// The bytes of the first `rows` rows of a chunk.
-    fn bytes(self, chunk: usize, rows: usize) -> Range<usize> {
+    /// The bytes of the first `rows` rows of a segment.
+    fn bytes(self, segment: usize, rows: usize) -> Range<usize> {
         let row = self.row * self.dtype.size();
-        let start = chunk * self.capacity * row;
+        let start = segment * self.capacity * row;
         start..start + rows * row
     }
 }
@@ -82,12 +82,12 @@ impl Post {
     }
 }
 
-/// The chunks for the member at `place`, one from each member.
-pub fn chunks(place: usize, posts: &[Post]) -> impl Iterator<Item = Chunk> {
+/// The segments for the member at `place`, one from each member.
+pub fn segments(place: usize, posts: &[Post]) -> impl Iterator<Item = Segment> {
     let Post { format, expects, .. } = &posts[place];
     posts.iter().enumerate().map(move |(source, post)| {
-        let (chunk, rows) = (if post.gathers { 0 } else { place }, expects[source]);
-        Chunk { source, from: format.bytes(chunk, rows), to: format.bytes(source, rows) }
+        let (segment, rows) = (if post.gathers { 0 } else { place }, expects[source]);
+        Segment { source, from: format.bytes(segment, rows), to: format.bytes(source, rows) }
     })
 }
 
@@ -115,7 +115,7 @@ fn agree(ranks: &[usize], posts: &[Post]) -> std::result::Result<(), String> {
             }
             if sent > capacity {
                 return Err(format!(
-                    "rank {source} sends {sent} rows to rank {destination}, but a chunk holds {capacity}"
+                    "rank {source} sends {sent} rows to rank {destination}, but a segment holds {capacity}"
                 ));
             }
             let shared =
@@ -173,7 +173,7 @@ impl Exchange {
     }
 
     /// This rank's part in an exchange of a group: `pull` gets its place and the posts of all members by place, and copies
-    /// its [`chunks`].
+    /// its [`segments`].
     ///
     /// # Errors
     /// [`Error::Collective`] when ranks disagree, left or did not arrive in time; those of `pull`.

@@ -2,7 +2,7 @@
 
 use super::memory;
 use crate::error::Result;
-use crate::exchange::{Exchange, Post, chunks};
+use crate::exchange::{Exchange, Post, segments};
 use crate::ops::{AllToAll, Checked};
 
 const OP: &str = "all_to_all";
@@ -14,9 +14,9 @@ pub(super) fn run(exchange: &Exchange, op: &Checked<AllToAll<'_>>) -> Result<()>
     let post = Post::new(op, |counts| Ok(memory::input(OP, counts)?.u32().to_vec()))?;
     exchange.run(op.group, post, |place, posts| {
         let mut recv = memory::output(OP, &posts[place].recv)?;
-        for chunk in chunks(place, posts) {
-            let send = memory::input(OP, &posts[chunk.source].send)?;
-            recv.bytes()[chunk.to].copy_from_slice(&send.bytes()[chunk.from]);
+        for segment in segments(place, posts) {
+            let send = memory::input(OP, &posts[segment.source].send)?;
+            recv.bytes()[segment.to].copy_from_slice(&send.bytes()[segment.from]);
         }
         Ok(())
     })

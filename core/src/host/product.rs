@@ -1,16 +1,19 @@
 //! Matrix products on slices, one thread. NUMERICS.md, "Matrix products".
 //!
 //! The same bits as [`mma`], element by element, by vector arithmetic: [`matrix_unit`] and [`fused`] hold the kernels,
-//! [`blocks`] the loops and the packing around them, [`lanes`] and [`x86`] the vector operations.
+//! [`blocks`] the loops and the packing around them, [`element`] their element types, [`lanes`] and [`x86`] the vector
+//! operations.
 
 mod blocks;
+mod element;
 mod fused;
 mod lanes;
 mod matrix_unit;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use self::blocks::{Blocks, Element, Factor, Kernel};
+use self::blocks::{Blocks, Factor, Kernel};
+use self::element::Element;
 use self::fused::Fused;
 use self::lanes::{Lanes, Plain};
 use self::matrix_unit::MatrixUnit;

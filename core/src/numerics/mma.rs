@@ -1,7 +1,7 @@
 //! One step of a matrix unit, in integers: the specification of matrix products. NUMERICS.md, "Matrix products".
 //!
 //! A chain adds `step` products at a time to an f32 accumulator. Within a step nothing is rounded to nearest: every
-//! term is cut to the grid of the largest one, the sum is exact, and the result is cut to f32 again. The host
+//! term is truncated to the grid of the largest one, the sum is exact, and the result is truncated to f32 again. The host
 //! backend's fast products and the shaders compute the same bits by other means and are tested against this file.
 
 use super::{NumericModel, bf16, e4m3};
@@ -85,11 +85,11 @@ impl Tensorcore {
         });
         let Some(largest) = finite.clone().map(|value| value.exponent).max() else { return 0.0 };
         let grid = largest - self.fraction_bits;
-        self.cut(finite.map(|value| value.on_grid(grid)).sum(), grid)
+        self.truncate(finite.map(|value| value.on_grid(grid)).sum(), grid)
     }
 
-    /// `total * 2^grid` as f32, cut towards zero to `result_bits` fraction bits; zero is +0.
-    fn cut(&self, total: i64, grid: i32) -> f32 {
+    /// `total * 2^grid` as f32, truncated toward zero to `result_bits` fraction bits; zero is +0.
+    fn truncate(&self, total: i64, grid: i32) -> f32 {
         let magnitude = total.unsigned_abs();
         let Some(top) = magnitude.checked_ilog2() else { return 0.0 };
         let sign = if total < 0 { 1 << 31 } else { 0 };
@@ -106,7 +106,7 @@ impl Tensorcore {
     }
 }
 
-/// `magnitude * 2^by`, cut towards zero.
+/// `magnitude * 2^by`, truncated toward zero.
 fn shift(magnitude: u64, by: i32) -> u64 {
     if by >= 0 { magnitude << by } else { magnitude.checked_shr(by.unsigned_abs()).unwrap_or(0) }
 }
@@ -122,7 +122,7 @@ struct Value {
 }
 
 impl Value {
-    /// In units of `2^grid`, cut towards zero.
+    /// In units of `2^grid`, truncated toward zero.
     fn on_grid(self, grid: i32) -> i64 {
         let magnitude = shift(self.significand, self.exponent - self.fraction - grid).cast_signed();
         if self.negative { -magnitude } else { magnitude }

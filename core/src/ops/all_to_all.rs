@@ -5,7 +5,7 @@ use crate::backend::{Backend, Caps, Group, Queue};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// How many rows of each chunk count. Both are u32 `[ranks of the group]` on the device and are never read on the host.
+/// How many rows of each segment count. Both are u32 `[ranks of the group]` on the device and are never read on the host.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts<'a> {
     /// Rows for each destination.
@@ -14,11 +14,11 @@ pub struct Counts<'a> {
     pub recv: &'a Tensor,
 }
 
-/// Chunk d of `send` goes to member d of the group, where it becomes chunk (this rank's place) of `recv`. Every member
+/// Segment d of `send` goes to member d of the group, where it becomes segment (this rank's place) of `recv`. Every member
 /// calls it in the same order with the same row capacity and row length. Runs on the comm queue.
 ///
 /// # Shape
-/// With n members, recv: `[n, capacity, ...]`. send: the same, or `[capacity, ...]` to send one chunk to every member
+/// With n members, recv: `[n, capacity, ...]`. send: the same, or `[capacity, ...]` to send one segment to every member
 /// (all-gather). With counts, rows from the count on are neither sent nor written.
 ///
 /// # Numerics
@@ -35,14 +35,14 @@ pub struct AllToAll<'a> {
     pub send: &'a Tensor,
     /// What it receives.
     pub recv: &'a Tensor,
-    /// Rows of each chunk; all of them if absent.
+    /// Rows of each segment; all of them if absent.
     pub counts: Option<Counts<'a>>,
 }
 
 const OP: &str = "all_to_all";
 
 impl AllToAll<'_> {
-    /// True when one chunk goes to every member.
+    /// True when one segment goes to every member.
     pub fn gathers(&self) -> bool {
         self.send.shape().len() + 1 == self.recv.shape().len()
     }

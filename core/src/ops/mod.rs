@@ -21,7 +21,7 @@ pub use map::*;
 pub use offload::Offload;
 pub use outputs::Output;
 pub use route::{Balance, Layout, NONE, Plan, Route, Score, TopK, TopKGrad, Window};
-pub(crate) use route::{Chooser, Sequence, known};
+pub(crate) use route::{Chooser, GUARD, Sequence, known};
 
 use crate::error::{Error, Result, ensure};
 use crate::tensor::{DType, Tensor};

@@ -3,18 +3,17 @@
 use dropless_core::ops::{AttentionBackward, AttentionForward, KEY_TILE};
 use dropless_core::{Result, Tensor};
 
-use super::{BLOCK, LANES, Params, Pass, VISIBLE, WARPS};
+use super::{AttentionScalars, BLOCK, LANES, Pass, VISIBLE, WARPS};
 use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, U32};
 
 const CHAINS: &str = include_str!("../../../../kernels/attention_f32.cuh");
 const CONSTANTS: &[&str] = &["WARPS", "BLOCK", "KEY_TILE"];
 const VALUES: [usize; 3] = [WARPS, BLOCK, KEY_TILE];
 
-pub(crate) static FORWARD: Kernel = Kernel {
-    name: "attention_f32_forward",
-    files: &[PRELUDE, VISIBLE, CHAINS, include_str!("../../../../kernels/attention_f32_forward.cu")],
-    params: Params::FIELDS,
-    tensors: &[
+pub(crate) static FORWARD: Kernel<AttentionScalars> = Kernel::new(
+    "attention_f32_forward",
+    &[PRELUDE, VISIBLE, CHAINS, include_str!("../../../../kernels/attention_f32_forward.cu")],
+    &[
         Binding::read("q", FLOAT),
         Binding::read("k", FLOAT),
         Binding::read("v", FLOAT),
@@ -23,15 +22,13 @@ pub(crate) static FORWARD: Kernel = Kernel {
         Binding::write("out", FLOAT),
         Binding::write("lse", F32),
     ],
-    maps: 0,
-    constants: CONSTANTS,
-};
+)
+.constants(CONSTANTS);
 
-pub(crate) static GRAD_QUERIES: Kernel = Kernel {
-    name: "attention_f32_grad_queries",
-    files: &[PRELUDE, VISIBLE, CHAINS, include_str!("../../../../kernels/attention_f32_grad_queries.cu")],
-    params: Params::FIELDS,
-    tensors: &[
+pub(crate) static GRAD_QUERIES: Kernel<AttentionScalars> = Kernel::new(
+    "attention_f32_grad_queries",
+    &[PRELUDE, VISIBLE, CHAINS, include_str!("../../../../kernels/attention_f32_grad_queries.cu")],
+    &[
         Binding::read("q", FLOAT),
         Binding::read("k", FLOAT),
         Binding::read("v", FLOAT),
@@ -42,15 +39,13 @@ pub(crate) static GRAD_QUERIES: Kernel = Kernel {
         Binding::read("d_out", FLOAT),
         Binding::write("d_q", FLOAT),
     ],
-    maps: 0,
-    constants: CONSTANTS,
-};
+)
+.constants(CONSTANTS);
 
-pub(crate) static GRAD_KEYS: Kernel = Kernel {
-    name: "attention_f32_grad_keys",
-    files: &[PRELUDE, VISIBLE, CHAINS, include_str!("../../../../kernels/attention_f32_grad_keys.cu")],
-    params: Params::FIELDS,
-    tensors: &[
+pub(crate) static GRAD_KEYS: Kernel<AttentionScalars> = Kernel::new(
+    "attention_f32_grad_keys",
+    &[PRELUDE, VISIBLE, CHAINS, include_str!("../../../../kernels/attention_f32_grad_keys.cu")],
+    &[
         Binding::read("q", FLOAT),
         Binding::read("k", FLOAT),
         Binding::read("v", FLOAT),
@@ -62,9 +57,8 @@ pub(crate) static GRAD_KEYS: Kernel = Kernel {
         Binding::write("d_k", FLOAT),
         Binding::write("d_v", FLOAT),
     ],
-    maps: 0,
-    constants: CONSTANTS,
-};
+)
+.constants(CONSTANTS);
 
 pub(super) fn forward(pass: &Pass<'_>, op: &AttentionForward<'_>) -> Result<()> {
     let shape = pass.shape;

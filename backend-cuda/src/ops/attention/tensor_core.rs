@@ -3,10 +3,9 @@
 use dropless_core::ops::{AttentionBackward, AttentionForward, KEY_TILE};
 use dropless_core::{Error, Result, Tensor};
 
-use super::{BLOCK, OP, Params, Pass, SHARED, VISIBLE};
-use crate::device::word;
+use super::{AttentionScalars, BLOCK, OP, Pass, SHARED, VISIBLE};
 use crate::driver::TensorMap;
-use crate::kernel::{BF16, Binding, F32, Kernel, Launch, PRELUDE, RING, SM90, U32};
+use crate::kernel::{BF16, Binding, F32, Kernel, Launch, PRELUDE, RING, SM90, U32, word};
 
 const TILE: &str = include_str!("../../../../kernels/attention_tile.cuh");
 
@@ -26,16 +25,15 @@ const MOST_STAGES: usize = 4;
 /// Bytes of shared memory for barriers and what else a kernel keeps beside its tiles.
 const CONTROL: usize = 4 << 10;
 
-/// Columns of a box of the copy engine: 128 bytes.
+/// Columns of a box of TMA: 128 bytes.
 const SPAN: usize = 64;
 /// Bytes at whose multiples the rows of a box start.
 const ALIGNMENT: usize = 16;
 
-pub(crate) static FORWARD: Kernel = Kernel {
-    name: "attention_forward",
-    files: &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_forward.cu")],
-    params: Params::FIELDS,
-    tensors: &[
+pub(crate) static FORWARD: Kernel<AttentionScalars> = Kernel::new(
+    "attention_forward",
+    &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_forward.cu")],
+    &[
         Binding::read("q", BF16),
         Binding::read("k", BF16),
         Binding::read("v", BF16),
@@ -44,15 +42,14 @@ pub(crate) static FORWARD: Kernel = Kernel {
         Binding::write("out", BF16),
         Binding::write("lse", F32),
     ],
-    maps: 3,
-    constants: &["BLOCK", "KEY_TILE", "WARPGROUPS", "CONTROL_BYTES", "QK", "V", "STAGES", "BOXES"],
-};
+)
+.constants(&["BLOCK", "KEY_TILE", "WARPGROUPS", "CONTROL_BYTES", "QK", "V", "STAGES", "BOXES"])
+.maps(3);
 
-pub(crate) static GRAD_QUERIES: Kernel = Kernel {
-    name: "attention_grad_queries",
-    files: &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_grad_queries.cu")],
-    params: Params::FIELDS,
-    tensors: &[
+pub(crate) static GRAD_QUERIES: Kernel<AttentionScalars> = Kernel::new(
+    "attention_grad_queries",
+    &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_grad_queries.cu")],
+    &[
         Binding::read("q", BF16),
         Binding::read("k", BF16),
         Binding::read("v", BF16),
@@ -63,15 +60,14 @@ pub(crate) static GRAD_QUERIES: Kernel = Kernel {
         Binding::read("d_out", BF16),
         Binding::write("d_q", BF16),
     ],
-    maps: 4,
-    constants: &["BLOCK", "KEY_TILE", "WARPGROUPS", "CONTROL_BYTES", "QK", "V", "STAGES", "BOXES", "KEYS"],
-};
+)
+.constants(&["BLOCK", "KEY_TILE", "WARPGROUPS", "CONTROL_BYTES", "QK", "V", "STAGES", "BOXES", "KEYS"])
+.maps(4);
 
-pub(crate) static GRAD_KEYS: Kernel = Kernel {
-    name: "attention_grad_keys",
-    files: &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_grad_keys.cu")],
-    params: Params::FIELDS,
-    tensors: &[
+pub(crate) static GRAD_KEYS: Kernel<AttentionScalars> = Kernel::new(
+    "attention_grad_keys",
+    &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_grad_keys.cu")],
+    &[
         Binding::read("q", BF16),
         Binding::read("k", BF16),
         Binding::read("v", BF16),
@@ -83,20 +79,20 @@ pub(crate) static GRAD_KEYS: Kernel = Kernel {
         Binding::write("d_k", BF16),
         Binding::write("d_v", BF16),
     ],
-    maps: 4,
-    constants: &[
-        "BLOCK",
-        "KEY_TILE",
-        "WARPGROUPS",
-        "CONTROL_BYTES",
-        "QK",
-        "V",
-        "STAGES",
-        "BOXES",
-        "GRAD_KEYS",
-        "GRAD_VALUES",
-    ],
-};
+)
+.constants(&[
+    "BLOCK",
+    "KEY_TILE",
+    "WARPGROUPS",
+    "CONTROL_BYTES",
+    "QK",
+    "V",
+    "STAGES",
+    "BOXES",
+    "GRAD_KEYS",
+    "GRAD_VALUES",
+])
+.maps(4);
 
 /// The elements of a head, padded to what the kernels' pieces take.
 fn padded(dim: usize) -> usize {
@@ -179,14 +175,14 @@ impl Buffers {
 }
 
 impl Source<'_> {
-    /// Whether the copy engine can read it.
+    /// Whether TMA can read it.
     fn in_boxes(&self) -> bool {
         [self.tensor.offset(), self.dim].iter().all(|elements| (elements * size_of::<u16>()).is_multiple_of(ALIGNMENT))
     }
 
     fn map(&self, pass: &Pass<'_>) -> Result<TensorMap> {
         let extents = [self.dim, self.heads, pass.shape.sequence, pass.shape.batch];
-        pass.gpu.tensor_map(OP, self.tensor, &extents, &[SPAN, 1, self.rows, 1])
+        pass.gpu.tensor_map(OP, self.tensor, extents, [SPAN, 1, self.rows, 1])
     }
 }
 
@@ -194,7 +190,7 @@ impl Source<'_> {
 /// `own`: the constants that only this kernel has.
 fn launch(
     pass: &Pass<'_>,
-    kernel: &'static Kernel,
+    kernel: &'static Kernel<AttentionScalars>,
     tensors: &[Option<&Tensor>],
     sources: &[Source<'_>],
     (heads, buffers): (Heads, Buffers),
@@ -210,15 +206,13 @@ fn launch(
     let mut constants =
         vec![BLOCK, KEY_TILE, WARPGROUPS, CONTROL, heads.qk, heads.v, buffers.stages(), usize::from(boxes)];
     constants.extend(own);
+    let (scalars, threads) = (AttentionScalars::new(pass.shape), word((1 + WARPGROUPS) * WARPGROUP));
+    let blocks = pass.blocks().div_ceil(WARPGROUPS) * pass.shape.batch * count;
     pass.gpu.launch(Launch {
-        kernel,
-        tensors,
         constants: &constants.into_iter().map(word).collect::<Vec<_>>(),
-        params: Params::new(pass.shape).words(),
         maps: &maps,
-        blocks: (pass.blocks().div_ceil(WARPGROUPS) * pass.shape.batch * count) as u64,
-        threads: word((1 + WARPGROUPS) * WARPGROUP),
         shared: word(buffers.bytes()),
+        ..Launch::new(kernel, scalars, tensors, blocks, threads)
     })
 }
 

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use dropless_core::ops::{Checked, Map};
 use dropless_core::{Result, Tensor};
 
-use crate::device::{Gpu, word};
-use crate::kernel::{Kernel, Launch};
+use crate::device::Gpu;
+use crate::kernel::{Kernel, Launch, Scalars, word};
 
 pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<Map<'_>>) -> Result<()> {
     match &**op {
@@ -59,33 +59,32 @@ enum Reads {
 }
 
 /// Blocks for one thread for each of `count` things.
-fn blocks(count: usize) -> u64 {
-    count.div_ceil(THREADS as usize) as u64
+fn blocks(count: usize) -> usize {
+    count.div_ceil(THREADS as usize)
 }
 
 /// Runs a kernel with one thread for each of `count` things.
-fn threads(
+fn threads<S: Scalars>(
     gpu: &Arc<Gpu>,
-    kernel: &'static Kernel,
+    kernel: &'static Kernel<S>,
     tensors: &[Option<&Tensor>],
-    params: Vec<u32>,
+    scalars: S,
     count: usize,
 ) -> Result<()> {
-    let blocks = blocks(count);
-    gpu.launch(Launch { kernel, tensors, constants: &[], params, maps: &[], blocks, threads: THREADS, shared: 0 })
+    gpu.launch(Launch::new(kernel, scalars, tensors, blocks(count), THREADS))
 }
 
 /// Elements that a launch takes at most, so that a word counts them.
 const PIECE: usize = 1 << 31;
 
 /// Runs a kernel with one thread for each run of elements of `flat`, which are of one length and whose shapes do not
-/// matter; `whole` are its other tensors. `params` makes its parameters from the number of elements.
-fn elements(
+/// matter; `whole` are its other tensors. `scalars` makes its scalars from the number of elements.
+fn elements<S: Scalars>(
     gpu: &Arc<Gpu>,
-    kernel: &'static Kernel,
+    kernel: &'static Kernel<S>,
     flat: &[Option<&Tensor>],
     whole: &[Option<&Tensor>],
-    params: impl Fn(u32) -> Vec<u32>,
+    scalars: impl Fn(u32) -> S,
 ) -> Result<()> {
     let len = flat.iter().flatten().map(|tensor| tensor.len()).next().unwrap_or(0);
     for from in (0..len).step_by(PIECE) {
@@ -93,32 +92,32 @@ fn elements(
         let piece = |tensor: &Tensor| tensor.reshape(&[len])?.slice(from, to);
         let pieces = flat.iter().map(|tensor| tensor.map(piece).transpose()).collect::<Result<Vec<_>>>()?;
         let tensors: Vec<_> = pieces.iter().map(Option::as_ref).chain(whole.iter().copied()).collect();
-        threads(gpu, kernel, &tensors, params(word(to - from)), (to - from).div_ceil(RUN))?;
+        threads(gpu, kernel, &tensors, scalars(word(to - from)), (to - from).div_ceil(RUN))?;
     }
     Ok(())
 }
 
 /// Runs a kernel whose threads take `count` things in turn, so that those past a limit on the device cost no blocks.
-fn turns(
+fn turns<S: Scalars>(
     gpu: &Arc<Gpu>,
-    kernel: &'static Kernel,
+    kernel: &'static Kernel<S>,
     tensors: &[Option<&Tensor>],
-    params: Vec<u32>,
+    scalars: S,
     count: usize,
     reads: Reads,
 ) -> Result<()> {
-    let resident = u64::from(gpu.multiprocessors) * reads as u64 * 32;
-    threads(gpu, kernel, tensors, params, count.min(usize::try_from(resident).unwrap_or(usize::MAX)))
+    let resident = gpu.multiprocessors as usize * reads as usize * 32;
+    threads(gpu, kernel, tensors, scalars, count.min(resident))
 }
 
 /// Runs a kernel whose warps take the rows in turn.
-fn rows(
+fn warps<S: Scalars>(
     gpu: &Arc<Gpu>,
-    kernel: &'static Kernel,
+    kernel: &'static Kernel<S>,
     tensors: &[Option<&Tensor>],
-    params: Vec<u32>,
+    scalars: S,
     count: usize,
     reads: Reads,
 ) -> Result<()> {
-    turns(gpu, kernel, tensors, params, count.saturating_mul(32), reads)
+    turns(gpu, kernel, tensors, scalars, count.saturating_mul(32), reads)
 }

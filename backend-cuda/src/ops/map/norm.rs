@@ -6,41 +6,37 @@ use dropless_core::Result;
 use dropless_core::ops::{RmsNorm, RmsNormGrad};
 
 use super::reduce::{Blocks, Target};
-use super::{RUN, Reads, rows, threads};
-use crate::device::{Gpu, word};
-use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, RUNS, TOKEN_SUM, params};
+use super::{RUN, Reads, threads, warps};
+use crate::device::Gpu;
+use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, RUNS, TOKEN_SUM, scalars, word};
 
-params!(
+scalars!(
     /// Extents; `eps`: the bits of an f32.
-    Params { rows, columns, eps }
+    pub(crate) struct RmsNormScalars { rows, columns, eps }
 );
 
 /// Reads x twice, the second time from a cache if its rows fit there, and writes the result once.
-pub(crate) static RMS_NORM: Kernel = Kernel {
-    name: "rms_norm",
-    files: &[PRELUDE, RUNS, include_str!("../../../../kernels/rms_norm.cu")],
-    params: Params::FIELDS,
-    tensors: &[
+pub(crate) static RMS_NORM: Kernel<RmsNormScalars> = Kernel::new(
+    "rms_norm",
+    &[PRELUDE, RUNS, include_str!("../../../../kernels/rms_norm.cu")],
+    &[
         Binding::read("x", FLOAT),
         Binding::read("weight", F32),
         Binding::write("out", FLOAT),
         Binding::write("rstd", F32),
     ],
-    maps: 0,
-    constants: &[],
-};
+);
 
-params!(
+scalars!(
     /// Extents.
-    GradParams { rows, columns }
+    pub(crate) struct RmsNormGradScalars { rows, columns }
 );
 
 /// Reads dy and x twice, the second time from a cache if their rows fit there, and the residual once; writes dx once.
-pub(crate) static RMS_NORM_GRAD: Kernel = Kernel {
-    name: "rms_norm_grad",
-    files: &[PRELUDE, RUNS, include_str!("../../../../kernels/rms_norm_grad.cu")],
-    params: GradParams::FIELDS,
-    tensors: &[
+pub(crate) static RMS_NORM_GRAD: Kernel<RmsNormGradScalars> = Kernel::new(
+    "rms_norm_grad",
+    &[PRELUDE, RUNS, include_str!("../../../../kernels/rms_norm_grad.cu")],
+    &[
         Binding::read("dy", FLOAT),
         Binding::read("x", FLOAT),
         Binding::read("weight", F32),
@@ -48,54 +44,40 @@ pub(crate) static RMS_NORM_GRAD: Kernel = Kernel {
         Binding::read("residual", FLOAT).optional(),
         Binding::write("dx", FLOAT),
     ],
-    maps: 0,
-    constants: &[],
-};
+);
 
-params!(
+scalars!(
     /// Extents; `blocks`: of 128 rows, those of all groups.
-    WeightParams { blocks, columns, group_rows }
+    pub(crate) struct RmsNormWeightScalars { blocks, columns, group_rows }
 );
 
 /// Reads dy and x once, and writes a sum for each column and 128 rows.
-pub(crate) static RMS_NORM_GRAD_WEIGHT: Kernel = Kernel {
-    name: "rms_norm_grad_weight",
-    files: &[PRELUDE, RUNS, TOKEN_SUM, include_str!("../../../../kernels/rms_norm_grad_weight.cu")],
-    params: WeightParams::FIELDS,
-    tensors: &[
-        Binding::read("dy", FLOAT),
-        Binding::read("x", FLOAT),
-        Binding::read("rstd", F32),
-        Binding::write("sums", F32),
-    ],
-    maps: 0,
-    constants: &[],
-};
+pub(crate) static RMS_NORM_GRAD_WEIGHT: Kernel<RmsNormWeightScalars> = Kernel::new(
+    "rms_norm_grad_weight",
+    &[PRELUDE, RUNS, TOKEN_SUM, include_str!("../../../../kernels/rms_norm_grad_weight.cu")],
+    &[Binding::read("dy", FLOAT), Binding::read("x", FLOAT), Binding::read("rstd", F32), Binding::write("sums", F32)],
+);
 
 pub(super) fn rms_norm(gpu: &Arc<Gpu>, op: &RmsNorm<'_>) -> Result<()> {
     let count = op.x.rows();
-    let params = Params { rows: word(count), columns: word(op.x.cols()), eps: op.eps.to_bits() };
-    rows(
-        gpu,
-        &RMS_NORM,
-        &[Some(op.x), Some(op.weight), Some(op.out), Some(op.rstd)],
-        params.words(),
-        count,
-        Reads::Twice,
-    )
+    let scalars = RmsNormScalars { rows: word(count), columns: word(op.x.cols()), eps: op.eps.to_bits() };
+    warps(gpu, &RMS_NORM, &[Some(op.x), Some(op.weight), Some(op.out), Some(op.rstd)], scalars, count, Reads::Twice)
 }
 
 pub(super) fn rms_norm_grad(gpu: &Arc<Gpu>, op: &RmsNormGrad<'_>) -> Result<()> {
     let (count, columns) = (op.x.rows(), op.x.cols());
-    let params = GradParams { rows: word(count), columns: word(columns) };
+    let scalars = RmsNormGradScalars { rows: word(count), columns: word(columns) };
     let tensors = [Some(op.dy), Some(op.x), Some(op.weight), Some(op.rstd), op.residual, Some(op.dx)];
-    rows(gpu, &RMS_NORM_GRAD, &tensors, params.words(), count, Reads::Twice)?;
+    warps(gpu, &RMS_NORM_GRAD, &tensors, scalars, count, Reads::Twice)?;
 
     let blocks = Blocks::new(count, columns, op.d_weight.rows());
     let sums = blocks.sums(gpu)?;
-    let params =
-        WeightParams { blocks: word(blocks.count()), columns: word(columns), group_rows: word(blocks.group_rows) };
+    let scalars = RmsNormWeightScalars {
+        blocks: word(blocks.count()),
+        columns: word(columns),
+        group_rows: word(blocks.group_rows),
+    };
     let tensors = [Some(op.dy), Some(op.x), Some(op.rstd), Some(&sums)];
-    threads(gpu, &RMS_NORM_GRAD_WEIGHT, &tensors, params.words(), blocks.count() * columns.div_ceil(RUN))?;
+    threads(gpu, &RMS_NORM_GRAD_WEIGHT, &tensors, scalars, blocks.count() * columns.div_ceil(RUN))?;
     blocks.total(gpu, &sums, op.d_weight, Target::AddedTo)
 }

@@ -6,20 +6,19 @@ use dropless_core::ops::{AdamW, BiasUpdate, ClipScale};
 use dropless_core::{DType, Result};
 
 use super::{THREADS, elements, threads};
-use crate::device::{Gpu, word};
-use crate::kernel::{Binding, F32, Kernel, PRELUDE, RUNS, U32, params};
+use crate::device::Gpu;
+use crate::kernel::{Binding, F32, Kernel, PRELUDE, RUNS, U32, scalars, word};
 
-params!(
+scalars!(
     /// `elements`: how many; `rest1`, `rest2`: 1 - beta. All but the first are the bits of f32.
-    AdamWParams { elements, beta1, rest1, beta2, rest2, eps, decay }
+    pub(crate) struct AdamWScalars { elements, beta1, rest1, beta2, rest2, eps, decay }
 );
 
 /// Reads 16 bytes of each parameter and writes 12, and 2 more for the rounded weight.
-pub(crate) static ADAMW: Kernel = Kernel {
-    name: "adamw",
-    files: &[PRELUDE, RUNS, include_str!("../../../../kernels/adamw.cu")],
-    params: AdamWParams::FIELDS,
-    tensors: &[
+pub(crate) static ADAMW: Kernel<AdamWScalars> = Kernel::new(
+    "adamw",
+    &[PRELUDE, RUNS, include_str!("../../../../kernels/adamw.cu")],
+    &[
         Binding::read("grad", F32),
         Binding::in_place("param", F32),
         Binding::in_place("m", F32),
@@ -28,42 +27,34 @@ pub(crate) static ADAMW: Kernel = Kernel {
         Binding::read("clip", F32),
         Binding::read("step", F32),
     ],
-    maps: 0,
-    constants: &[],
-};
+);
 
-params!(
+scalars!(
     /// `squares`: how many; `max_norm`: the bits of an f32.
-    ClipScaleParams { squares, max_norm }
+    pub(crate) struct ClipScaleScalars { squares, max_norm }
 );
 
 /// Adds one square after the other, as NUMERICS.md demands.
-pub(crate) static CLIP_SCALE: Kernel = Kernel {
-    name: "clip_scale",
-    files: &[PRELUDE, include_str!("../../../../kernels/clip_scale.cu")],
-    params: ClipScaleParams::FIELDS,
-    tensors: &[Binding::read("squares", F32), Binding::write("out", F32)],
-    maps: 0,
-    constants: &[],
-};
+pub(crate) static CLIP_SCALE: Kernel<ClipScaleScalars> = Kernel::new(
+    "clip_scale",
+    &[PRELUDE, include_str!("../../../../kernels/clip_scale.cu")],
+    &[Binding::read("squares", F32), Binding::write("out", F32)],
+);
 
-params!(
+scalars!(
     /// Extents; `rate`: the bits of an f32.
-    BiasUpdateParams { experts, parts, rate }
+    pub(crate) struct BiasUpdateScalars { experts, parts, rate }
 );
 
 /// Each block of 128 experts reads all counts.
-pub(crate) static BIAS_UPDATE: Kernel = Kernel {
-    name: "bias_update",
-    files: &[PRELUDE, RUNS, include_str!("../../../../kernels/bias_update.cu")],
-    params: BiasUpdateParams::FIELDS,
-    tensors: &[Binding::read("counts", U32), Binding::in_place("bias", F32)],
-    maps: 0,
-    constants: &[],
-};
+pub(crate) static BIAS_UPDATE: Kernel<BiasUpdateScalars> = Kernel::new(
+    "bias_update",
+    &[PRELUDE, RUNS, include_str!("../../../../kernels/bias_update.cu")],
+    &[Binding::read("counts", U32), Binding::in_place("bias", F32)],
+);
 
 pub(super) fn adamw(gpu: &Arc<Gpu>, op: &AdamW<'_>) -> Result<()> {
-    let params = |elements| AdamWParams {
+    let scalars = |elements| AdamWScalars {
         elements,
         beta1: op.beta1.to_bits(),
         rest1: (1.0 - op.beta1).to_bits(),
@@ -73,16 +64,16 @@ pub(super) fn adamw(gpu: &Arc<Gpu>, op: &AdamW<'_>) -> Result<()> {
         decay: op.decay.to_bits(),
     };
     let flat = [Some(op.grad), Some(op.param), Some(op.m), Some(op.v), op.half];
-    elements(gpu, &ADAMW, &flat, &[Some(op.clip), Some(op.step)], |count| params(count).words())
+    elements(gpu, &ADAMW, &flat, &[Some(op.clip), Some(op.step)], scalars)
 }
 
 pub(super) fn clip_scale(gpu: &Arc<Gpu>, op: &ClipScale<'_>) -> Result<()> {
-    let params = ClipScaleParams { squares: word(op.squares.len()), max_norm: op.max_norm.to_bits() };
-    threads(gpu, &CLIP_SCALE, &[Some(op.squares), Some(op.out)], params.words(), THREADS as usize)
+    let scalars = ClipScaleScalars { squares: word(op.squares.len()), max_norm: op.max_norm.to_bits() };
+    threads(gpu, &CLIP_SCALE, &[Some(op.squares), Some(op.out)], scalars, THREADS as usize)
 }
 
 pub(super) fn bias_update(gpu: &Arc<Gpu>, op: &BiasUpdate<'_>) -> Result<()> {
     let experts = op.bias.len();
-    let params = BiasUpdateParams { experts: word(experts), parts: word(op.counts.rows()), rate: op.rate.to_bits() };
-    threads(gpu, &BIAS_UPDATE, &[Some(op.counts), Some(op.bias)], params.words(), experts)
+    let scalars = BiasUpdateScalars { experts: word(experts), parts: word(op.counts.rows()), rate: op.rate.to_bits() };
+    threads(gpu, &BIAS_UPDATE, &[Some(op.counts), Some(op.bias)], scalars, experts)
 }

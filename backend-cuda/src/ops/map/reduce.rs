@@ -6,69 +6,57 @@ use dropless_core::numerics::reduce::TOKEN_BLOCK;
 use dropless_core::ops::{SumRows, SumSquares, TreeSum};
 use dropless_core::{DType, Result, Tensor};
 
-use super::{RUN, Reads, THREADS, blocks, rows, threads};
-use crate::device::{Gpu, word};
-use crate::kernel::{Binding, F32, FLOAT, Kernel, Launch, PRELUDE, RUNS, TOKEN_SUM, TREE, params};
+use super::{RUN, Reads, THREADS, blocks, threads, warps};
+use crate::device::Gpu;
+use crate::kernel::{Binding, F32, FLOAT, Kernel, Launch, PRELUDE, RUNS, TOKEN_SUM, TREE, scalars, word};
 
-params!(
+scalars!(
     /// Extents; `blocks`: of 128 rows, those of all groups.
-    SumRowsParams { blocks, columns, group_rows }
+    pub(crate) struct SumRowsScalars { blocks, columns, group_rows }
 );
 
 /// Reads each element once, and writes a sum for each column and 128 rows.
-pub(crate) static SUM_ROWS: Kernel = Kernel {
-    name: "sum_rows",
-    files: &[PRELUDE, RUNS, TOKEN_SUM, include_str!("../../../../kernels/sum_rows.cu")],
-    params: SumRowsParams::FIELDS,
-    tensors: &[Binding::read("x", FLOAT), Binding::write("sums", F32)],
-    maps: 0,
-    constants: &[],
-};
+pub(crate) static SUM_ROWS: Kernel<SumRowsScalars> = Kernel::new(
+    "sum_rows",
+    &[PRELUDE, RUNS, TOKEN_SUM, include_str!("../../../../kernels/sum_rows.cu")],
+    &[Binding::read("x", FLOAT), Binding::write("sums", F32)],
+);
 
-params!(
+scalars!(
     /// Extents; `group_blocks`: the blocks of a group; `accumulate`: 1 to add to what is there.
-    SumBlocksParams { groups, columns, group_blocks, accumulate }
+    pub(crate) struct SumBlocksScalars { groups, columns, group_blocks, accumulate }
 );
 
 /// Reads each block's sum once.
-pub(crate) static SUM_BLOCKS: Kernel = Kernel {
-    name: "sum_blocks",
-    files: &[PRELUDE, RUNS, include_str!("../../../../kernels/sum_blocks.cu")],
-    params: SumBlocksParams::FIELDS,
-    tensors: &[Binding::read("sums", F32), Binding::in_place("out", F32)],
-    maps: 0,
-    constants: &[],
-};
+pub(crate) static SUM_BLOCKS: Kernel<SumBlocksScalars> = Kernel::new(
+    "sum_blocks",
+    &[PRELUDE, RUNS, include_str!("../../../../kernels/sum_blocks.cu")],
+    &[Binding::read("sums", F32), Binding::in_place("out", F32)],
+);
 
-params!(
+scalars!(
     /// Extents.
-    SumSquaresParams { rows, columns }
+    pub(crate) struct SumSquaresScalars { rows, columns }
 );
 
 /// Reads each element once.
-pub(crate) static SUM_SQUARES: Kernel = Kernel {
-    name: "sum_squares",
-    files: &[PRELUDE, RUNS, include_str!("../../../../kernels/sum_squares.cu")],
-    params: SumSquaresParams::FIELDS,
-    tensors: &[Binding::read("x", FLOAT), Binding::write("out", F32)],
-    maps: 0,
-    constants: &[],
-};
+pub(crate) static SUM_SQUARES: Kernel<SumSquaresScalars> = Kernel::new(
+    "sum_squares",
+    &[PRELUDE, RUNS, include_str!("../../../../kernels/sum_squares.cu")],
+    &[Binding::read("x", FLOAT), Binding::write("out", F32)],
+);
 
-params!(
+scalars!(
     /// Extents; `rows`, `columns`: those of one part; `levels`: room on the stack.
-    TreeSumParams { rows, columns, parts, levels }
+    pub(crate) struct TreeSumScalars { rows, columns, parts, levels }
 );
 
 /// Reads each part once and writes the sum once.
-pub(crate) static TREE_SUM: Kernel = Kernel {
-    name: "tree_sum",
-    files: &[PRELUDE, RUNS, TREE, include_str!("../../../../kernels/tree_sum.cu")],
-    params: TreeSumParams::FIELDS,
-    tensors: &[Binding::read("parts", F32), Binding::write("out", F32)],
-    maps: 0,
-    constants: &[],
-};
+pub(crate) static TREE_SUM: Kernel<TreeSumScalars> = Kernel::new(
+    "tree_sum",
+    &[PRELUDE, RUNS, TREE, include_str!("../../../../kernels/tree_sum.cu")],
+    &[Binding::read("parts", F32), Binding::write("out", F32)],
+);
 
 /// The blocks of a token sum: NUMERICS.md, "Sums".
 pub(super) struct Blocks {
@@ -105,13 +93,13 @@ impl Blocks {
 
     /// Adds the blocks of each group.
     pub(super) fn total(&self, gpu: &Arc<Gpu>, sums: &Tensor, out: &Tensor, target: Target) -> Result<()> {
-        let params = SumBlocksParams {
+        let scalars = SumBlocksScalars {
             groups: word(self.groups),
             columns: word(self.columns),
             group_blocks: word(self.group_blocks),
             accumulate: u32::from(target == Target::AddedTo),
         };
-        threads(gpu, &SUM_BLOCKS, &[Some(sums), Some(out)], params.words(), self.groups * self.columns)
+        threads(gpu, &SUM_BLOCKS, &[Some(sums), Some(out)], scalars, self.groups * self.columns)
     }
 }
 
@@ -119,17 +107,17 @@ pub(super) fn sum_rows(gpu: &Arc<Gpu>, op: &SumRows<'_>) -> Result<()> {
     let columns = op.x.cols();
     let blocks = Blocks::new(op.x.rows(), columns, op.out.rows());
     let sums = blocks.sums(gpu)?;
-    let params =
-        SumRowsParams { blocks: word(blocks.count()), columns: word(columns), group_rows: word(blocks.group_rows) };
+    let scalars =
+        SumRowsScalars { blocks: word(blocks.count()), columns: word(columns), group_rows: word(blocks.group_rows) };
     let runs = blocks.count() * columns.div_ceil(RUN);
-    threads(gpu, &SUM_ROWS, &[Some(op.x), Some(&sums)], params.words(), runs)?;
+    threads(gpu, &SUM_ROWS, &[Some(op.x), Some(&sums)], scalars, runs)?;
     blocks.total(gpu, &sums, op.out, Target::Written)
 }
 
 pub(super) fn sum_squares(gpu: &Arc<Gpu>, op: &SumSquares<'_>) -> Result<()> {
     let count = op.x.rows();
-    let params = SumSquaresParams { rows: word(count), columns: word(op.x.cols()) };
-    rows(gpu, &SUM_SQUARES, &[Some(op.x), Some(op.out)], params.words(), count, Reads::Once)
+    let scalars = SumSquaresScalars { rows: word(count), columns: word(op.x.cols()) };
+    warps(gpu, &SUM_SQUARES, &[Some(op.x), Some(op.out)], scalars, count, Reads::Once)
 }
 
 /// Levels of the stack on which `kernels/tree.cuh` sums up to `leaves` leaves of a tree over `width`, and the bytes that
@@ -143,15 +131,9 @@ pub(super) fn tree_stack(width: usize, leaves: usize) -> (u32, u32) {
 pub(super) fn tree_sum(gpu: &Arc<Gpu>, op: &TreeSum<'_>) -> Result<()> {
     let parts = op.parts.shape().first().copied().unwrap_or(0);
     let (levels, stack) = tree_stack(parts, parts);
-    let params = TreeSumParams { rows: word(op.out.rows()), columns: word(op.out.cols()), parts: word(parts), levels };
-    gpu.launch(Launch {
-        kernel: &TREE_SUM,
-        tensors: &[Some(op.parts), Some(op.out)],
-        constants: &[],
-        params: params.words(),
-        maps: &[],
-        blocks: blocks(op.out.len().div_ceil(RUN)),
-        threads: THREADS,
-        shared: stack + 4 * (word(parts) + 1),
-    })
+    let scalars =
+        TreeSumScalars { rows: word(op.out.rows()), columns: word(op.out.cols()), parts: word(parts), levels };
+    let (tensors, blocks) = ([Some(op.parts), Some(op.out)], blocks(op.out.len().div_ceil(RUN)));
+    let shared = stack + 4 * (word(parts) + 1);
+    gpu.launch(Launch { shared, ..Launch::new(&TREE_SUM, scalars, &tensors, blocks, THREADS) })
 }

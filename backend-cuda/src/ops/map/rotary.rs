@@ -6,12 +6,12 @@ use dropless_core::Result;
 use dropless_core::ops::{Mla, MlaGrad, MlaShape, Rotary};
 
 use super::{RUN, threads};
-use crate::device::{Gpu, word};
-use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, ROTATE, RUNS, U32, params};
+use crate::device::Gpu;
+use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, ROTATE, RUNS, U32, scalars, word};
 
-params!(
+scalars!(
     /// Extents; `half`: pairs of a head; `table_rows`: positions in the tables.
-    RotaryParams { tokens, heads, half, table_rows, inverse }
+    pub(crate) struct RotaryScalars { tokens, heads, half, table_rows, inverse }
 );
 
 /// Rows that are rotated by tables.
@@ -24,41 +24,28 @@ const ROTATED: &[Binding] = &[
 ];
 
 /// Reads and writes each element once; the tables come from the caches.
-pub(crate) static ROTARY: Kernel = Kernel {
-    name: "rotary",
-    files: &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/rotary.cu")],
-    params: RotaryParams::FIELDS,
-    tensors: ROTATED,
-    maps: 0,
-    constants: &[],
-};
+pub(crate) static ROTARY: Kernel<RotaryScalars> =
+    Kernel::new("rotary", &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/rotary.cu")], ROTATED);
 
-params!(
+scalars!(
     /// Extents; `table_rows`: positions in the tables.
-    QueryParams { tokens, heads, nope, rope, table_rows, inverse }
+    pub(crate) struct QueryScalars { tokens, heads, nope, rope, table_rows, inverse }
 );
 
 /// Reads and writes each element once; the tables come from the caches.
-pub(crate) static MLA_QUERY: Kernel = Kernel {
-    name: "mla_query",
-    files: &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/mla_query.cu")],
-    params: QueryParams::FIELDS,
-    tensors: ROTATED,
-    maps: 0,
-    constants: &[],
-};
+pub(crate) static MLA_QUERY: Kernel<QueryScalars> =
+    Kernel::new("mla_query", &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/mla_query.cu")], ROTATED);
 
-params!(
+scalars!(
     /// Extents; `table_rows`: positions in the tables.
-    KeyValueParams { tokens, heads, nope, rope, v, table_rows }
+    pub(crate) struct KeyValueScalars { tokens, heads, nope, rope, v, table_rows }
 );
 
 /// Reads the joint keys and values and writes keys and values once; the shared key is rotated anew for each head.
-pub(crate) static MLA_KEY_VALUE: Kernel = Kernel {
-    name: "mla_key_value",
-    files: &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/mla_key_value.cu")],
-    params: KeyValueParams::FIELDS,
-    tensors: &[
+pub(crate) static MLA_KEY_VALUE: Kernel<KeyValueScalars> = Kernel::new(
+    "mla_key_value",
+    &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/mla_key_value.cu")],
+    &[
         Binding::read("kv", FLOAT),
         Binding::read("k_rope", FLOAT),
         Binding::read("positions", U32),
@@ -67,16 +54,13 @@ pub(crate) static MLA_KEY_VALUE: Kernel = Kernel {
         Binding::write("k", FLOAT),
         Binding::write("v", FLOAT),
     ],
-    maps: 0,
-    constants: &[],
-};
+);
 
 /// Reads and writes each element once.
-pub(crate) static MLA_KEY_VALUE_GRAD: Kernel = Kernel {
-    name: "mla_key_value_grad",
-    files: &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/mla_key_value_grad.cu")],
-    params: KeyValueParams::FIELDS,
-    tensors: &[
+pub(crate) static MLA_KEY_VALUE_GRAD: Kernel<KeyValueScalars> = Kernel::new(
+    "mla_key_value_grad",
+    &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/mla_key_value_grad.cu")],
+    &[
         Binding::read("d_k", FLOAT),
         Binding::read("d_v", FLOAT),
         Binding::read("positions", U32),
@@ -85,14 +69,12 @@ pub(crate) static MLA_KEY_VALUE_GRAD: Kernel = Kernel {
         Binding::write("d_kv", FLOAT),
         Binding::write("d_k_rope", FLOAT),
     ],
-    maps: 0,
-    constants: &[],
-};
+);
 
 pub(super) fn rotary(gpu: &Arc<Gpu>, op: &Rotary<'_>) -> Result<()> {
     let (tokens, half) = (op.x.rows(), op.cos.cols());
     let heads = op.x.cols() / (2 * half);
-    let params = RotaryParams {
+    let scalars = RotaryScalars {
         tokens: word(tokens),
         heads: word(heads),
         half: word(half),
@@ -100,12 +82,12 @@ pub(super) fn rotary(gpu: &Arc<Gpu>, op: &Rotary<'_>) -> Result<()> {
         inverse: u32::from(op.inverse),
     };
     let tensors = [Some(op.x), Some(op.positions), Some(op.cos), Some(op.sin), Some(op.out)];
-    threads(gpu, &ROTARY, &tensors, params.words(), tokens * heads * half.div_ceil(RUN))
+    threads(gpu, &ROTARY, &tensors, scalars, tokens * heads * half.div_ceil(RUN))
 }
 
-fn queries(shape: MlaShape, tokens: usize, table_rows: usize, inverse: bool) -> QueryParams {
+fn queries(shape: MlaShape, tokens: usize, table_rows: usize, inverse: bool) -> QueryScalars {
     let MlaShape { heads, nope, rope, .. } = shape;
-    QueryParams {
+    QueryScalars {
         tokens: word(tokens),
         heads: word(heads),
         nope: word(nope),
@@ -115,9 +97,9 @@ fn queries(shape: MlaShape, tokens: usize, table_rows: usize, inverse: bool) -> 
     }
 }
 
-fn keys_and_values(shape: MlaShape, tokens: usize, table_rows: usize) -> KeyValueParams {
+fn keys_and_values(shape: MlaShape, tokens: usize, table_rows: usize) -> KeyValueScalars {
     let MlaShape { heads, nope, rope, v } = shape;
-    KeyValueParams {
+    KeyValueScalars {
         tokens: word(tokens),
         heads: word(heads),
         nope: word(nope),
@@ -133,11 +115,11 @@ pub(super) fn mla(gpu: &Arc<Gpu>, op: &Mla<'_>) -> Result<()> {
     let MlaShape { heads, nope, rope, v } = op.shape;
     let [nope, rope, v] = [nope, rope, v].map(|columns| columns.div_ceil(RUN));
     let tensors = [Some(op.q_in), positions, cos, sin, Some(op.q)];
-    let params = queries(op.shape, tokens, table_rows, false);
-    threads(gpu, &MLA_QUERY, &tensors, params.words(), tokens * heads * (nope + rope))?;
+    let scalars = queries(op.shape, tokens, table_rows, false);
+    threads(gpu, &MLA_QUERY, &tensors, scalars, tokens * heads * (nope + rope))?;
     let tensors = [Some(op.kv), Some(op.k_rope), positions, cos, sin, Some(op.k), Some(op.v)];
-    let params = keys_and_values(op.shape, tokens, table_rows);
-    threads(gpu, &MLA_KEY_VALUE, &tensors, params.words(), tokens * heads * (nope + rope + v))
+    let scalars = keys_and_values(op.shape, tokens, table_rows);
+    threads(gpu, &MLA_KEY_VALUE, &tensors, scalars, tokens * heads * (nope + rope + v))
 }
 
 pub(super) fn mla_grad(gpu: &Arc<Gpu>, op: &MlaGrad<'_>) -> Result<()> {
@@ -146,9 +128,9 @@ pub(super) fn mla_grad(gpu: &Arc<Gpu>, op: &MlaGrad<'_>) -> Result<()> {
     let MlaShape { heads, nope, rope, v } = op.shape;
     let [nope, rope, v] = [nope, rope, v].map(|columns| columns.div_ceil(RUN));
     let tensors = [Some(op.d_q), positions, cos, sin, Some(op.d_q_in)];
-    let params = queries(op.shape, tokens, table_rows, true);
-    threads(gpu, &MLA_QUERY, &tensors, params.words(), tokens * heads * (nope + rope))?;
+    let scalars = queries(op.shape, tokens, table_rows, true);
+    threads(gpu, &MLA_QUERY, &tensors, scalars, tokens * heads * (nope + rope))?;
     let tensors = [Some(op.d_k), Some(op.d_v), positions, cos, sin, Some(op.d_kv), Some(op.d_k_rope)];
-    let params = keys_and_values(op.shape, tokens, table_rows);
-    threads(gpu, &MLA_KEY_VALUE_GRAD, &tensors, params.words(), tokens * (heads * (nope + v) + rope))
+    let scalars = keys_and_values(op.shape, tokens, table_rows);
+    threads(gpu, &MLA_KEY_VALUE_GRAD, &tensors, scalars, tokens * (heads * (nope + v) + rope))
 }

@@ -5,36 +5,32 @@ use std::sync::Arc;
 use dropless_core::Result;
 use dropless_core::ops::{Swiglu, SwigluGrad};
 
-use super::{RUN, Reads, rows, turns};
-use crate::device::{Gpu, word};
-use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, RUNS, U32, params};
+use super::{RUN, Reads, turns, warps};
+use crate::device::Gpu;
+use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, RUNS, U32, scalars, word};
 
-params!(
+scalars!(
     /// Extents; `width`: columns of the result.
-    Params { rows, width }
+    pub(crate) struct SwigluScalars { rows, width }
 );
 
 /// Reads and writes each element of the rows that count once.
-pub(crate) static SWIGLU: Kernel = Kernel {
-    name: "swiglu",
-    files: &[PRELUDE, RUNS, include_str!("../../../../kernels/swiglu.cu")],
-    params: Params::FIELDS,
-    tensors: &[
+pub(crate) static SWIGLU: Kernel<SwigluScalars> = Kernel::new(
+    "swiglu",
+    &[PRELUDE, RUNS, include_str!("../../../../kernels/swiglu.cu")],
+    &[
         Binding::read("gate_up", FLOAT),
         Binding::read("weight", F32).optional(),
         Binding::read("limit", U32).optional(),
         Binding::write("out", FLOAT),
     ],
-    maps: 0,
-    constants: &[],
-};
+);
 
 /// Reads and writes each element of the rows that count once.
-pub(crate) static SWIGLU_GRAD: Kernel = Kernel {
-    name: "swiglu_grad",
-    files: &[PRELUDE, RUNS, include_str!("../../../../kernels/swiglu_grad.cu")],
-    params: Params::FIELDS,
-    tensors: &[
+pub(crate) static SWIGLU_GRAD: Kernel<SwigluScalars> = Kernel::new(
+    "swiglu_grad",
+    &[PRELUDE, RUNS, include_str!("../../../../kernels/swiglu_grad.cu")],
+    &[
         Binding::read("gate_up", FLOAT),
         Binding::read("weight", F32).optional(),
         Binding::read("limit", U32).optional(),
@@ -42,20 +38,18 @@ pub(crate) static SWIGLU_GRAD: Kernel = Kernel {
         Binding::write("d_gate_up", FLOAT),
         Binding::write("d_weight", F32).optional(),
     ],
-    maps: 0,
-    constants: &[],
-};
+);
 
 pub(super) fn swiglu(gpu: &Arc<Gpu>, op: &Swiglu<'_>) -> Result<()> {
     let (count, width) = (op.gate_up.rows(), op.gate_up.cols() / 2);
-    let params = Params { rows: word(count), width: word(width) };
+    let scalars = SwigluScalars { rows: word(count), width: word(width) };
     let tensors = [Some(op.gate_up), op.weight, op.limit, Some(op.out)];
-    turns(gpu, &SWIGLU, &tensors, params.words(), count * width.div_ceil(RUN), Reads::Once)
+    turns(gpu, &SWIGLU, &tensors, scalars, count * width.div_ceil(RUN), Reads::Once)
 }
 
 pub(super) fn swiglu_grad(gpu: &Arc<Gpu>, op: &SwigluGrad<'_>) -> Result<()> {
     let count = op.gate_up.rows();
-    let params = Params { rows: word(count), width: word(op.gate_up.cols() / 2) };
+    let scalars = SwigluScalars { rows: word(count), width: word(op.gate_up.cols() / 2) };
     let tensors = [Some(op.gate_up), op.weight, op.limit, Some(op.d_out), Some(op.d_gate_up), op.d_weight];
-    rows(gpu, &SWIGLU_GRAD, &tensors, params.words(), count, Reads::Once)
+    warps(gpu, &SWIGLU_GRAD, &tensors, scalars, count, Reads::Once)
 }

@@ -5,29 +5,26 @@ use dropless_core::ops::AttentionBackward;
 use dropless_core::{DType, NumericModel, Result, Tensor};
 
 use super::plan::{Piece, Plan, group, padded};
-use super::{CHAINS, CONSTANTS, PIECE, Params, Pass, Product, VISIBLE, aligned, unit};
+use super::{AttentionScalars, CHAINS, CONSTANTS, PIECE, Pass, Product, VISIBLE, aligned, unit};
 use crate::buffer;
-use crate::dispatch::{Dispatch, Stream, word};
-use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, MMA, OPERANDS, PRELUDE, ROW, Shader, U32, params};
+use crate::dispatch::{Dispatch, Stream};
+use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, MMA, OPERANDS, PRELUDE, ROW, Shader, U32, scalars, word};
 
-params!(
+scalars!(
     /// Heads of all rows, and elements of a head.
-    DeltaParams { rows, columns }
+    pub(crate) struct DeltaScalars { rows, columns }
 );
 
-pub(crate) static DELTA: Shader = Shader {
-    name: "attention_delta",
-    files: &[PRELUDE, FORMATS, ROW, include_str!("../../../../shaders/attention_delta.wgsl")],
-    params: DeltaParams::FIELDS,
-    bindings: &[Binding::read("d_out", FLOAT), Binding::read("out", FLOAT), Binding::write("delta", F32)],
-    constants: &[],
-};
+pub(crate) static DELTA: Shader<DeltaScalars> = Shader::new(
+    "attention_delta",
+    &[PRELUDE, FORMATS, ROW, include_str!("../../../../shaders/attention_delta.wgsl")],
+    &[Binding::read("d_out", FLOAT), Binding::read("out", FLOAT), Binding::write("delta", F32)],
+);
 
-pub(crate) static DIFFERENTIATE: Shader = Shader {
-    name: "attention_differentiate",
-    files: &[PRELUDE, FORMATS, MATH, PIECE, VISIBLE, include_str!("../../../../shaders/attention_differentiate.wgsl")],
-    params: Params::FIELDS,
-    bindings: &[
+pub(crate) static DIFFERENTIATE: Shader<AttentionScalars> = Shader::new(
+    "attention_differentiate",
+    &[PRELUDE, FORMATS, MATH, PIECE, VISIBLE, include_str!("../../../../shaders/attention_differentiate.wgsl")],
+    &[
         Binding::read("start", U32).optional(),
         Binding::read("lse", F32),
         Binding::read("delta", F32),
@@ -36,31 +33,20 @@ pub(crate) static DIFFERENTIATE: Shader = Shader {
         Binding::write("probabilities", FLOAT),
         Binding::write("slopes", FLOAT),
     ],
-    constants: &[],
-};
+);
 
-pub(crate) static KEYS: Shader = Shader {
-    name: "attention_keys",
-    files: &[
-        PRELUDE,
-        FORMATS,
-        MMA,
-        OPERANDS,
-        PIECE,
-        VISIBLE,
-        CHAINS,
-        include_str!("../../../../shaders/attention_keys.wgsl"),
-    ],
-    params: Params::FIELDS,
-    bindings: &[
+pub(crate) static KEYS: Shader<AttentionScalars> = Shader::new(
+    "attention_keys",
+    &[PRELUDE, FORMATS, MMA, OPERANDS, PIECE, VISIBLE, CHAINS, include_str!("../../../../shaders/attention_keys.wgsl")],
+    &[
         Binding::read_units("a", FLOAT),
         Binding::read_units("b", FLOAT),
         Binding::read("start", U32).optional(),
         Binding::in_place("sums", F32).optional(),
         Binding::write("out", FLOAT),
     ],
-    constants: CONSTANTS,
-};
+)
+.constants(CONSTANTS);
 
 pub(super) fn run(scratch: usize, stream: &Stream, op: &AttentionBackward<'_>, model: NumericModel) -> Result<()> {
     let (shape, dtype) = (op.shape, op.q.dtype());
@@ -79,13 +65,8 @@ pub(super) fn run(scratch: usize, stream: &Stream, op: &AttentionBackward<'_>, m
 
         let entries = piece.pairs.len() * padded(piece.rows.len()) * padded(piece.rows.end);
         let inputs = [op.start, Some(op.lse), Some(&delta), Some(&scores), Some(&d_probabilities)];
-        stream.dispatch(Dispatch {
-            shader: &DIFFERENTIATE,
-            tensors: &[&inputs[..], &[Some(&probabilities), Some(&slopes)]].concat(),
-            constants: &[],
-            params: pass.params(&piece).words(),
-            workgroups: entries.div_ceil(64) as u64,
-        })?;
+        let tensors = [&inputs[..], &[Some(&probabilities), Some(&slopes)]].concat();
+        stream.dispatch(Dispatch::new(&DIFFERENTIATE, pass.scalars(&piece), &tensors, entries.div_ceil(64)))?;
 
         pass.rows(&piece, [&slopes, op.k], shape.qk_dim, shape.scale, None, op.d_q)?;
         pass.keys(&piece, [&slopes, op.q], shape.qk_dim, shape.scale, k_sums.as_ref(), op.d_k)?;
@@ -98,13 +79,8 @@ pub(super) fn run(scratch: usize, stream: &Stream, op: &AttentionBackward<'_>, m
 fn delta(stream: &Stream, op: &AttentionBackward<'_>) -> Result<Tensor> {
     let delta = buffer::alloc(&stream.gpu, DType::F32, op.lse.shape())?;
     let rows = op.lse.len();
-    stream.dispatch(Dispatch {
-        shader: &DELTA,
-        tensors: &[Some(op.d_out), Some(op.out), Some(&delta)],
-        constants: &[],
-        params: DeltaParams { rows: word(rows), columns: word(op.shape.v_dim) }.words(),
-        workgroups: rows as u64,
-    })?;
+    let scalars = DeltaScalars { rows: word(rows), columns: word(op.shape.v_dim) };
+    stream.dispatch(Dispatch::new(&DELTA, scalars, &[Some(op.d_out), Some(op.out), Some(&delta)], rows))?;
     Ok(delta)
 }
 
@@ -124,13 +100,13 @@ impl Pass<'_> {
         self.product(&Product {
             shader: &KEYS,
             tensors: &[Some(a), Some(b), self.start, sums, Some(out)],
-            params: Params {
+            scalars: AttentionScalars {
                 columns: word(dim),
                 b_chain: word(b.cols()),
                 scale: scale.to_bits(),
                 continues: u32::from(piece.member > 0),
                 complete: u32::from(last),
-                ..self.params(piece)
+                ..self.scalars(piece)
             },
             chain_last: [true, false],
             aligned: [true, aligned(b, dim)],

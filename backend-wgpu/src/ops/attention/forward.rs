@@ -4,15 +4,14 @@ use dropless_core::ops::{AttentionForward, KEY_TILE};
 use dropless_core::{DType, NumericModel, Result};
 
 use super::plan::{Plan, padded};
-use super::{PIECE, Params, Pass, Softmax, VISIBLE, unit};
+use super::{AttentionScalars, PIECE, Pass, Softmax, VISIBLE, unit};
 use crate::dispatch::{Dispatch, Stream};
 use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, PRELUDE, Shader, U32};
 
-pub(crate) static SOFTMAX: Shader = Shader {
-    name: "attention_softmax",
-    files: &[PRELUDE, FORMATS, MATH, PIECE, VISIBLE, include_str!("../../../../shaders/attention_softmax.wgsl")],
-    params: Params::FIELDS,
-    bindings: &[
+pub(crate) static SOFTMAX: Shader<AttentionScalars> = Shader::new(
+    "attention_softmax",
+    &[PRELUDE, FORMATS, MATH, PIECE, VISIBLE, include_str!("../../../../shaders/attention_softmax.wgsl")],
+    &[
         Binding::read("start", U32).optional(),
         Binding::read("scores", F32),
         Binding::write("probabilities", FLOAT),
@@ -20,8 +19,7 @@ pub(crate) static SOFTMAX: Shader = Shader {
         Binding::write("totals", F32),
         Binding::write("lse", F32),
     ],
-    constants: &[],
-};
+);
 
 pub(super) fn run(scratch: usize, stream: &Stream, op: &AttentionForward<'_>, model: NumericModel) -> Result<()> {
     let (shape, dtype) = (op.shape, op.q.dtype());
@@ -34,15 +32,10 @@ pub(super) fn run(scratch: usize, stream: &Stream, op: &AttentionForward<'_>, mo
     for piece in plan.pieces(shape) {
         pass.scores(&piece, [op.q, op.k], shape.qk_dim, shape.scale, &scores)?;
 
-        let params = pass.params(&piece);
+        let scalars = pass.scalars(&piece);
         let (pairs, rows) = (piece.pairs.len(), padded(piece.rows.len()));
-        stream.dispatch(Dispatch {
-            shader: &SOFTMAX,
-            tensors: &[op.start, Some(&scores), Some(&probabilities), Some(&alpha), Some(&totals), Some(op.lse)],
-            constants: &[],
-            params: params.words(),
-            workgroups: (pairs * rows).div_ceil(64) as u64,
-        })?;
+        let tensors = [op.start, Some(&scores), Some(&probabilities), Some(&alpha), Some(&totals), Some(op.lse)];
+        stream.dispatch(Dispatch::new(&SOFTMAX, scalars, &tensors, (pairs * rows).div_ceil(64)))?;
 
         let softmax = Some(Softmax { alpha: &alpha, totals: &totals });
         pass.rows(&piece, [&probabilities, op.v], shape.v_dim, 1.0, softmax, op.out)?;

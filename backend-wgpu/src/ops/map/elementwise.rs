@@ -4,76 +4,65 @@ use dropless_core::ops::{Add, Cast, CopyColumns, Fill};
 use dropless_core::{DType, Result, Tensor};
 
 use super::elements;
-use crate::dispatch::{Stream, word};
-use crate::shader::{Binding, FLOAT, FORMATS, PRELUDE, Shader, params};
+use crate::dispatch::Stream;
+use crate::shader::{Binding, FLOAT, FORMATS, PRELUDE, Shader, scalars, word};
 
-params!(
+scalars!(
     /// Extents.
-    Elements { elements }
+    pub(crate) struct Elements { elements }
 );
 
-pub(crate) static CAST: Shader = Shader {
-    name: "cast",
-    files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/cast.wgsl")],
-    params: Elements::FIELDS,
-    bindings: &[Binding::read("x", FLOAT), Binding::write("out", FLOAT)],
-    constants: &[],
-};
+pub(crate) static CAST: Shader<Elements> = Shader::new(
+    "cast",
+    &[PRELUDE, FORMATS, include_str!("../../../../shaders/cast.wgsl")],
+    &[Binding::read("x", FLOAT), Binding::write("out", FLOAT)],
+);
 
-pub(crate) static ADD: Shader = Shader {
-    name: "add",
-    files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/add.wgsl")],
-    params: Elements::FIELDS,
-    bindings: &[
+pub(crate) static ADD: Shader<Elements> = Shader::new(
+    "add",
+    &[PRELUDE, FORMATS, include_str!("../../../../shaders/add.wgsl")],
+    &[
         Binding::read("a", FLOAT),
         Binding::read("b", FLOAT),
         Binding::read("c", FLOAT).optional(),
         Binding::write("out", FLOAT),
     ],
-    constants: &[],
-};
+);
 
-params!(
+scalars!(
     /// `value`: the bits of an f32.
-    FillParams { elements, value }
+    pub(crate) struct FillScalars { elements, value }
 );
 
-pub(crate) static FILL: Shader = Shader {
-    name: "fill",
-    files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/fill.wgsl")],
-    params: FillParams::FIELDS,
-    bindings: &[Binding::write(
-        "out",
-        &[DType::F32, DType::Bf16, DType::U32, DType::E4m3, DType::Ue8m0, DType::E2m1x2],
-    )],
-    constants: &[],
-};
+pub(crate) static FILL: Shader<FillScalars> = Shader::new(
+    "fill",
+    &[PRELUDE, FORMATS, include_str!("../../../../shaders/fill.wgsl")],
+    &[Binding::write("out", &[DType::F32, DType::Bf16, DType::U32, DType::E4m3, DType::Ue8m0, DType::E2m1x2])],
+);
 
-params!(
+scalars!(
     /// Extents; `elements`: rows times `width`.
-    CopyColumnsParams { elements, width, x_columns, x_column, out_columns, out_column }
+    pub(crate) struct CopyColumnsScalars { elements, width, x_columns, x_column, out_columns, out_column }
 );
 
-pub(crate) static COPY_COLUMNS: Shader = Shader {
-    name: "copy_columns",
-    files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/copy_columns.wgsl")],
-    params: CopyColumnsParams::FIELDS,
-    bindings: &[
+pub(crate) static COPY_COLUMNS: Shader<CopyColumnsScalars> = Shader::new(
+    "copy_columns",
+    &[PRELUDE, FORMATS, include_str!("../../../../shaders/copy_columns.wgsl")],
+    &[
         Binding::read("x", &[DType::F32, DType::Bf16, DType::U32]),
         Binding::write("out", &[DType::F32, DType::Bf16, DType::U32]),
     ],
-    constants: &[],
-};
+);
 
 pub(super) fn cast(stream: &Stream, op: &Cast<'_>) -> Result<()> {
     let count = op.out.len();
-    elements(stream, &CAST, &[Some(op.x), Some(op.out)], Elements { elements: word(count) }.words(), count)
+    elements(stream, &CAST, &[Some(op.x), Some(op.out)], Elements { elements: word(count) }, count)
 }
 
 pub(super) fn add(stream: &Stream, op: &Add<'_>) -> Result<()> {
     let count = op.out.len();
     let tensors = [Some(op.a), Some(op.b), op.c, Some(op.out)];
-    elements(stream, &ADD, &tensors, Elements { elements: word(count) }.words(), count)
+    elements(stream, &ADD, &tensors, Elements { elements: word(count) }, count)
 }
 
 pub(crate) fn fill(stream: &Stream, op: &Fill<'_>) -> Result<()> {
@@ -82,13 +71,13 @@ pub(crate) fn fill(stream: &Stream, op: &Fill<'_>) -> Result<()> {
 
 /// Fills with the bits of an f32, or with an integer.
 pub(crate) fn fill_bits(stream: &Stream, out: &Tensor, value: u32) -> Result<()> {
-    let params = FillParams { elements: word(out.len()), value };
-    elements(stream, &FILL, &[Some(out)], params.words(), out.len())
+    let scalars = FillScalars { elements: word(out.len()), value };
+    elements(stream, &FILL, &[Some(out)], scalars, out.len())
 }
 
 pub(super) fn copy_columns(stream: &Stream, op: &CopyColumns<'_>) -> Result<()> {
     let count = op.x.rows() * op.width;
-    let params = CopyColumnsParams {
+    let scalars = CopyColumnsScalars {
         elements: word(count),
         width: word(op.width),
         x_columns: word(op.x.cols()),
@@ -96,5 +85,5 @@ pub(super) fn copy_columns(stream: &Stream, op: &CopyColumns<'_>) -> Result<()> 
         out_columns: word(op.out.cols()),
         out_column: word(op.out_column),
     };
-    elements(stream, &COPY_COLUMNS, &[Some(op.x), Some(op.out)], params.words(), count)
+    elements(stream, &COPY_COLUMNS, &[Some(op.x), Some(op.out)], scalars, count)
 }

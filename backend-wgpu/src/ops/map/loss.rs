@@ -3,32 +3,30 @@
 use dropless_core::Result;
 use dropless_core::ops::CrossEntropy;
 
-use super::rows;
-use crate::dispatch::{Stream, word};
-use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, PRELUDE, ROW, Shader, U32, params};
+use super::workgroups;
+use crate::dispatch::Stream;
+use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, PRELUDE, ROW, Shader, U32, scalars, word};
 
-params!(
+scalars!(
     /// Tokens and vocabulary.
-    Params { rows, columns }
+    pub(crate) struct CrossEntropyScalars { rows, columns }
 );
 
-pub(crate) static CROSS_ENTROPY: Shader = Shader {
-    name: "cross_entropy",
-    files: &[PRELUDE, FORMATS, MATH, ROW, include_str!("../../../../shaders/cross_entropy.wgsl")],
-    params: Params::FIELDS,
-    bindings: &[
+pub(crate) static CROSS_ENTROPY: Shader<CrossEntropyScalars> = Shader::new(
+    "cross_entropy",
+    &[PRELUDE, FORMATS, MATH, ROW, include_str!("../../../../shaders/cross_entropy.wgsl")],
+    &[
         Binding::read("logits", FLOAT),
         Binding::read("targets", U32),
         Binding::read("scale", F32),
         Binding::write("loss", F32),
         Binding::write("d_logits", FLOAT).optional(),
     ],
-    constants: &[],
-};
+);
 
 pub(super) fn cross_entropy(stream: &Stream, op: &CrossEntropy<'_>) -> Result<()> {
     let tokens = op.logits.rows();
-    let params = Params { rows: word(tokens), columns: word(op.logits.cols()) };
+    let scalars = CrossEntropyScalars { rows: word(tokens), columns: word(op.logits.cols()) };
     let tensors = [Some(op.logits), Some(op.targets), Some(op.scale), Some(op.loss), op.d_logits];
-    rows(stream, &CROSS_ENTROPY, &tensors, params.words(), tokens)
+    workgroups(stream, &CROSS_ENTROPY, &tensors, scalars, tokens)
 }

@@ -13,7 +13,7 @@ use dropless_core::ops::{Checked, Map};
 use dropless_core::{Result, Tensor};
 
 use crate::dispatch::{Dispatch, Stream};
-use crate::shader::Shader;
+use crate::shader::{Scalars, Shader};
 
 pub(crate) fn run(stream: &Stream, op: &Checked<Map<'_>>) -> Result<()> {
     match &**op {
@@ -42,23 +42,23 @@ pub(crate) fn run(stream: &Stream, op: &Checked<Map<'_>>) -> Result<()> {
 }
 
 /// Runs a shader with one invocation for each of `count` elements.
-fn elements(
+fn elements<S: Scalars>(
     stream: &Stream,
-    shader: &'static Shader,
+    shader: &'static Shader<S>,
     tensors: &[Option<&Tensor>],
-    params: Vec<u32>,
+    scalars: S,
     count: usize,
 ) -> Result<()> {
-    stream.dispatch(Dispatch { shader, tensors, constants: &[], params, workgroups: count.div_ceil(64) as u64 })
+    stream.dispatch(Dispatch::new(shader, scalars, tensors, count.div_ceil(64)))
 }
 
 /// Runs a shader with one workgroup for each of `count` rows.
-fn rows(
+fn workgroups<S: Scalars>(
     stream: &Stream,
-    shader: &'static Shader,
+    shader: &'static Shader<S>,
     tensors: &[Option<&Tensor>],
-    params: Vec<u32>,
+    scalars: S,
     count: usize,
 ) -> Result<()> {
-    stream.dispatch(Dispatch { shader, tensors, constants: &[], params, workgroups: count as u64 })
+    stream.dispatch(Dispatch::new(shader, scalars, tensors, count))
 }

@@ -3,38 +3,35 @@
 use dropless_core::Result;
 use dropless_core::ops::{RmsNorm, RmsNormGrad};
 
-use super::{elements, rows};
-use crate::dispatch::{Stream, word};
-use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, ROW, Shader, params};
+use super::{elements, workgroups};
+use crate::dispatch::Stream;
+use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, ROW, Shader, scalars, word};
 
-params!(
+scalars!(
     /// Extents; `eps`: the bits of an f32.
-    Params { rows, columns, eps }
+    pub(crate) struct RmsNormScalars { rows, columns, eps }
 );
 
-pub(crate) static RMS_NORM: Shader = Shader {
-    name: "rms_norm",
-    files: &[PRELUDE, FORMATS, ROW, include_str!("../../../../shaders/rms_norm.wgsl")],
-    params: Params::FIELDS,
-    bindings: &[
+pub(crate) static RMS_NORM: Shader<RmsNormScalars> = Shader::new(
+    "rms_norm",
+    &[PRELUDE, FORMATS, ROW, include_str!("../../../../shaders/rms_norm.wgsl")],
+    &[
         Binding::read("x", FLOAT),
         Binding::read("weight", F32),
         Binding::write("out", FLOAT),
         Binding::write("rstd", F32),
     ],
-    constants: &[],
-};
-
-params!(
-    /// Extents.
-    GradParams { rows, columns }
 );
 
-pub(crate) static RMS_NORM_GRAD: Shader = Shader {
-    name: "rms_norm_grad",
-    files: &[PRELUDE, FORMATS, ROW, include_str!("../../../../shaders/rms_norm_grad.wgsl")],
-    params: GradParams::FIELDS,
-    bindings: &[
+scalars!(
+    /// Extents.
+    pub(crate) struct RmsNormGradScalars { rows, columns }
+);
+
+pub(crate) static RMS_NORM_GRAD: Shader<RmsNormGradScalars> = Shader::new(
+    "rms_norm_grad",
+    &[PRELUDE, FORMATS, ROW, include_str!("../../../../shaders/rms_norm_grad.wgsl")],
+    &[
         Binding::read("dy", FLOAT),
         Binding::read("x", FLOAT),
         Binding::read("weight", F32),
@@ -42,40 +39,38 @@ pub(crate) static RMS_NORM_GRAD: Shader = Shader {
         Binding::read("residual", FLOAT).optional(),
         Binding::write("dx", FLOAT),
     ],
-    constants: &[],
-};
-
-params!(
-    /// Extents; `elements`: groups times columns.
-    WeightParams { elements, columns, group_rows }
 );
 
-pub(crate) static RMS_NORM_GRAD_WEIGHT: Shader = Shader {
-    name: "rms_norm_grad_weight",
-    files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/rms_norm_grad_weight.wgsl")],
-    params: WeightParams::FIELDS,
-    bindings: &[
+scalars!(
+    /// Extents; `elements`: groups times columns.
+    pub(crate) struct RmsNormWeightScalars { elements, columns, group_rows }
+);
+
+pub(crate) static RMS_NORM_GRAD_WEIGHT: Shader<RmsNormWeightScalars> = Shader::new(
+    "rms_norm_grad_weight",
+    &[PRELUDE, FORMATS, include_str!("../../../../shaders/rms_norm_grad_weight.wgsl")],
+    &[
         Binding::read("dy", FLOAT),
         Binding::read("x", FLOAT),
         Binding::read("rstd", F32),
         Binding::in_place("d_weight", F32),
     ],
-    constants: &[],
-};
+);
 
 pub(super) fn rms_norm(stream: &Stream, op: &RmsNorm<'_>) -> Result<()> {
     let count = op.x.rows();
-    let params = Params { rows: word(count), columns: word(op.x.cols()), eps: op.eps.to_bits() };
-    rows(stream, &RMS_NORM, &[Some(op.x), Some(op.weight), Some(op.out), Some(op.rstd)], params.words(), count)
+    let scalars = RmsNormScalars { rows: word(count), columns: word(op.x.cols()), eps: op.eps.to_bits() };
+    workgroups(stream, &RMS_NORM, &[Some(op.x), Some(op.weight), Some(op.out), Some(op.rstd)], scalars, count)
 }
 
 pub(super) fn rms_norm_grad(stream: &Stream, op: &RmsNormGrad<'_>) -> Result<()> {
     let (count, columns, groups) = (op.x.rows(), op.x.cols(), op.d_weight.rows());
-    let params = GradParams { rows: word(count), columns: word(columns) };
+    let scalars = RmsNormGradScalars { rows: word(count), columns: word(columns) };
     let tensors = [Some(op.dy), Some(op.x), Some(op.weight), Some(op.rstd), op.residual, Some(op.dx)];
-    rows(stream, &RMS_NORM_GRAD, &tensors, params.words(), count)?;
+    workgroups(stream, &RMS_NORM_GRAD, &tensors, scalars, count)?;
     let sums = groups * columns;
-    let params = WeightParams { elements: word(sums), columns: word(columns), group_rows: word(count / groups) };
+    let scalars =
+        RmsNormWeightScalars { elements: word(sums), columns: word(columns), group_rows: word(count / groups) };
     let tensors = [Some(op.dy), Some(op.x), Some(op.rstd), Some(op.d_weight)];
-    elements(stream, &RMS_NORM_GRAD_WEIGHT, &tensors, params.words(), sums)
+    elements(stream, &RMS_NORM_GRAD_WEIGHT, &tensors, scalars, sums)
 }

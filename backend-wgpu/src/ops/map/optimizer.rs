@@ -4,19 +4,18 @@ use dropless_core::ops::{AdamW, BiasUpdate, ClipScale};
 use dropless_core::{DType, Result};
 
 use super::elements;
-use crate::dispatch::{Stream, word};
-use crate::shader::{Binding, F32, FORMATS, INTEGERS, PRELUDE, Shader, U32, params};
+use crate::dispatch::Stream;
+use crate::shader::{Binding, F32, FORMATS, INTEGERS, PRELUDE, Shader, U32, scalars, word};
 
-params!(
+scalars!(
     /// `rest1`, `rest2`: 1 - beta. All but `elements` are the bits of f32.
-    AdamWParams { elements, beta1, rest1, beta2, rest2, eps, decay }
+    pub(crate) struct AdamWScalars { elements, beta1, rest1, beta2, rest2, eps, decay }
 );
 
-pub(crate) static ADAMW: Shader = Shader {
-    name: "adamw",
-    files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/adamw.wgsl")],
-    params: AdamWParams::FIELDS,
-    bindings: &[
+pub(crate) static ADAMW: Shader<AdamWScalars> = Shader::new(
+    "adamw",
+    &[PRELUDE, FORMATS, include_str!("../../../../shaders/adamw.wgsl")],
+    &[
         Binding::read("grad", F32),
         Binding::read("clip", F32),
         Binding::read("step", F32),
@@ -25,38 +24,33 @@ pub(crate) static ADAMW: Shader = Shader {
         Binding::in_place("v", F32),
         Binding::write("half", &[DType::Bf16]).optional(),
     ],
-    constants: &[],
-};
+);
 
-params!(
+scalars!(
     /// `elements` is 1; `max_norm`: the bits of an f32.
-    ClipScaleParams { elements, squares, max_norm }
+    pub(crate) struct ClipScaleScalars { elements, squares, max_norm }
 );
 
-pub(crate) static CLIP_SCALE: Shader = Shader {
-    name: "clip_scale",
-    files: &[PRELUDE, include_str!("../../../../shaders/clip_scale.wgsl")],
-    params: ClipScaleParams::FIELDS,
-    bindings: &[Binding::read("squares", F32), Binding::write("out", F32)],
-    constants: &[],
-};
+pub(crate) static CLIP_SCALE: Shader<ClipScaleScalars> = Shader::new(
+    "clip_scale",
+    &[PRELUDE, include_str!("../../../../shaders/clip_scale.wgsl")],
+    &[Binding::read("squares", F32), Binding::write("out", F32)],
+);
 
-params!(
+scalars!(
     /// `elements`: the experts; `rate`: the bits of an f32.
-    BiasUpdateParams { elements, parts, rate }
+    pub(crate) struct BiasUpdateScalars { elements, parts, rate }
 );
 
-pub(crate) static BIAS_UPDATE: Shader = Shader {
-    name: "bias_update",
-    files: &[PRELUDE, INTEGERS, include_str!("../../../../shaders/bias_update.wgsl")],
-    params: BiasUpdateParams::FIELDS,
-    bindings: &[Binding::read("counts", U32), Binding::in_place("bias", F32)],
-    constants: &[],
-};
+pub(crate) static BIAS_UPDATE: Shader<BiasUpdateScalars> = Shader::new(
+    "bias_update",
+    &[PRELUDE, INTEGERS, include_str!("../../../../shaders/bias_update.wgsl")],
+    &[Binding::read("counts", U32), Binding::in_place("bias", F32)],
+);
 
 pub(super) fn adamw(stream: &Stream, op: &AdamW<'_>) -> Result<()> {
     let count = op.param.len();
-    let params = AdamWParams {
+    let scalars = AdamWScalars {
         elements: word(count),
         beta1: op.beta1.to_bits(),
         rest1: (1.0 - op.beta1).to_bits(),
@@ -66,16 +60,16 @@ pub(super) fn adamw(stream: &Stream, op: &AdamW<'_>) -> Result<()> {
         decay: op.decay.to_bits(),
     };
     let tensors = [Some(op.grad), Some(op.clip), Some(op.step), Some(op.param), Some(op.m), Some(op.v), op.half];
-    elements(stream, &ADAMW, &tensors, params.words(), count)
+    elements(stream, &ADAMW, &tensors, scalars, count)
 }
 
 pub(super) fn clip_scale(stream: &Stream, op: &ClipScale<'_>) -> Result<()> {
-    let params = ClipScaleParams { elements: 1, squares: word(op.squares.len()), max_norm: op.max_norm.to_bits() };
-    elements(stream, &CLIP_SCALE, &[Some(op.squares), Some(op.out)], params.words(), 1)
+    let scalars = ClipScaleScalars { elements: 1, squares: word(op.squares.len()), max_norm: op.max_norm.to_bits() };
+    elements(stream, &CLIP_SCALE, &[Some(op.squares), Some(op.out)], scalars, 1)
 }
 
 pub(super) fn bias_update(stream: &Stream, op: &BiasUpdate<'_>) -> Result<()> {
     let experts = op.bias.len();
-    let params = BiasUpdateParams { elements: word(experts), parts: word(op.counts.rows()), rate: op.rate.to_bits() };
-    elements(stream, &BIAS_UPDATE, &[Some(op.counts), Some(op.bias)], params.words(), experts)
+    let scalars = BiasUpdateScalars { elements: word(experts), parts: word(op.counts.rows()), rate: op.rate.to_bits() };
+    elements(stream, &BIAS_UPDATE, &[Some(op.counts), Some(op.bias)], scalars, experts)
 }

@@ -3,65 +3,59 @@
 use dropless_core::Result;
 use dropless_core::ops::{SumRows, SumSquares, TreeSum};
 
-use super::{elements, rows};
-use crate::dispatch::{Stream, word};
-use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, ROW, Shader, TREE, params};
+use super::{elements, workgroups};
+use crate::dispatch::Stream;
+use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, ROW, Shader, TREE, scalars, word};
 
-params!(
+scalars!(
     /// Extents; `elements`: groups times columns.
-    SumRowsParams { elements, columns, group_rows }
+    pub(crate) struct SumRowsScalars { elements, columns, group_rows }
 );
 
-pub(crate) static SUM_ROWS: Shader = Shader {
-    name: "sum_rows",
-    files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/sum_rows.wgsl")],
-    params: SumRowsParams::FIELDS,
-    bindings: &[Binding::read("x", FLOAT), Binding::write("out", F32)],
-    constants: &[],
-};
+pub(crate) static SUM_ROWS: Shader<SumRowsScalars> = Shader::new(
+    "sum_rows",
+    &[PRELUDE, FORMATS, include_str!("../../../../shaders/sum_rows.wgsl")],
+    &[Binding::read("x", FLOAT), Binding::write("out", F32)],
+);
 
-params!(
+scalars!(
     /// Extents.
-    SumSquaresParams { rows, columns }
+    pub(crate) struct SumSquaresScalars { rows, columns }
 );
 
-pub(crate) static SUM_SQUARES: Shader = Shader {
-    name: "sum_squares",
-    files: &[PRELUDE, FORMATS, ROW, include_str!("../../../../shaders/sum_squares.wgsl")],
-    params: SumSquaresParams::FIELDS,
-    bindings: &[Binding::read("x", FLOAT), Binding::write("out", F32)],
-    constants: &[],
-};
+pub(crate) static SUM_SQUARES: Shader<SumSquaresScalars> = Shader::new(
+    "sum_squares",
+    &[PRELUDE, FORMATS, ROW, include_str!("../../../../shaders/sum_squares.wgsl")],
+    &[Binding::read("x", FLOAT), Binding::write("out", F32)],
+);
 
-params!(
+scalars!(
     /// Extents; `elements`: those of one part.
-    TreeSumParams { elements, parts }
+    pub(crate) struct TreeSumScalars { elements, parts }
 );
 
-pub(crate) static TREE_SUM: Shader = Shader {
-    name: "tree_sum",
-    files: &[PRELUDE, FORMATS, TREE, include_str!("../../../../shaders/tree_sum.wgsl")],
-    params: TreeSumParams::FIELDS,
-    bindings: &[Binding::read("parts", F32), Binding::write("out", F32)],
-    constants: &[],
-};
+pub(crate) static TREE_SUM: Shader<TreeSumScalars> = Shader::new(
+    "tree_sum",
+    &[PRELUDE, FORMATS, TREE, include_str!("../../../../shaders/tree_sum.wgsl")],
+    &[Binding::read("parts", F32), Binding::write("out", F32)],
+);
 
 pub(super) fn sum_rows(stream: &Stream, op: &SumRows<'_>) -> Result<()> {
     let (columns, groups) = (op.x.cols(), op.out.rows());
     let (sums, group_rows) = (groups * columns, op.x.rows() / groups);
-    let params = SumRowsParams { elements: word(sums), columns: word(columns), group_rows: word(group_rows) };
-    elements(stream, &SUM_ROWS, &[Some(op.x), Some(op.out)], params.words(), sums)
+    let scalars = SumRowsScalars { elements: word(sums), columns: word(columns), group_rows: word(group_rows) };
+    elements(stream, &SUM_ROWS, &[Some(op.x), Some(op.out)], scalars, sums)
 }
 
 pub(super) fn sum_squares(stream: &Stream, op: &SumSquares<'_>) -> Result<()> {
     let count = op.x.rows();
-    let params = SumSquaresParams { rows: word(count), columns: word(op.x.cols()) };
-    rows(stream, &SUM_SQUARES, &[Some(op.x), Some(op.out)], params.words(), count)
+    let scalars = SumSquaresScalars { rows: word(count), columns: word(op.x.cols()) };
+    workgroups(stream, &SUM_SQUARES, &[Some(op.x), Some(op.out)], scalars, count)
 }
 
 pub(super) fn tree_sum(stream: &Stream, op: &TreeSum<'_>) -> Result<()> {
     let count = op.out.len();
     let parts = op.parts.shape().first().copied().unwrap_or(0);
-    let params = TreeSumParams { elements: word(count), parts: word(parts) };
-    elements(stream, &TREE_SUM, &[Some(op.parts), Some(op.out)], params.words(), count)
+    let scalars = TreeSumScalars { elements: word(count), parts: word(parts) };
+    elements(stream, &TREE_SUM, &[Some(op.parts), Some(op.out)], scalars, count)
 }

@@ -4,36 +4,33 @@ use dropless_core::ops::{Combine, EmbeddingGrad, GatherRows, Window};
 use dropless_core::{DType, Result};
 
 use super::elements;
-use crate::dispatch::{Stream, word};
-use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, Shader, TREE, U32, params};
+use crate::dispatch::Stream;
+use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, Shader, TREE, U32, scalars, word};
 
-params!(
+scalars!(
     /// Extents.
-    GatherRowsParams { elements, columns }
+    pub(crate) struct GatherRowsScalars { elements, columns }
 );
 
-pub(crate) static GATHER_ROWS: Shader = Shader {
-    name: "gather_rows",
-    files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/gather_rows.wgsl")],
-    params: GatherRowsParams::FIELDS,
-    bindings: &[
+pub(crate) static GATHER_ROWS: Shader<GatherRowsScalars> = Shader::new(
+    "gather_rows",
+    &[PRELUDE, FORMATS, include_str!("../../../../shaders/gather_rows.wgsl")],
+    &[
         Binding::read("x", &[DType::F32, DType::Bf16, DType::U32]),
         Binding::read("index", U32),
         Binding::write("out", &[DType::F32, DType::Bf16, DType::U32]),
     ],
-    constants: &[],
-};
-
-params!(
-    /// Extents, the leaves of the tree, and the rows to write within each period.
-    CombineParams { elements, columns, k, leaf_begin, leaf_end, window_period, window_begin, window_end }
 );
 
-pub(crate) static COMBINE: Shader = Shader {
-    name: "combine",
-    files: &[PRELUDE, FORMATS, TREE, include_str!("../../../../shaders/combine.wgsl")],
-    params: CombineParams::FIELDS,
-    bindings: &[
+scalars!(
+    /// Extents, the leaves of the tree, and the rows to write within each period.
+    pub(crate) struct CombineScalars { elements, columns, k, leaf_begin, leaf_end, window_period, window_begin, window_end }
+);
+
+pub(crate) static COMBINE: Shader<CombineScalars> = Shader::new(
+    "combine",
+    &[PRELUDE, FORMATS, TREE, include_str!("../../../../shaders/combine.wgsl")],
+    &[
         Binding::read("x", FLOAT),
         Binding::read("slots", U32),
         Binding::read("ids", U32).optional(),
@@ -41,32 +38,29 @@ pub(crate) static COMBINE: Shader = Shader {
         Binding::read("second", FLOAT).optional(),
         Binding::write("out", FLOAT),
     ],
-    constants: &[],
-};
-
-params!(
-    /// Extents; `elements`: groups times columns.
-    EmbeddingGradParams { elements, columns, vocabulary, group_tokens }
 );
 
-pub(crate) static EMBEDDING_GRAD: Shader = Shader {
-    name: "embedding_grad",
-    files: &[PRELUDE, FORMATS, include_str!("../../../../shaders/embedding_grad.wgsl")],
-    params: EmbeddingGradParams::FIELDS,
-    bindings: &[Binding::read("dy", FLOAT), Binding::read("ids", U32), Binding::in_place("d_table", F32)],
-    constants: &[],
-};
+scalars!(
+    /// Extents; `elements`: groups times columns.
+    pub(crate) struct EmbeddingGradScalars { elements, columns, vocabulary, group_tokens }
+);
+
+pub(crate) static EMBEDDING_GRAD: Shader<EmbeddingGradScalars> = Shader::new(
+    "embedding_grad",
+    &[PRELUDE, FORMATS, include_str!("../../../../shaders/embedding_grad.wgsl")],
+    &[Binding::read("dy", FLOAT), Binding::read("ids", U32), Binding::in_place("d_table", F32)],
+);
 
 pub(super) fn gather_rows(stream: &Stream, op: &GatherRows<'_>) -> Result<()> {
     let count = op.out.len();
-    let params = GatherRowsParams { elements: word(count), columns: word(op.x.cols()) };
-    elements(stream, &GATHER_ROWS, &[Some(op.x), Some(op.index), Some(op.out)], params.words(), count)
+    let scalars = GatherRowsScalars { elements: word(count), columns: word(op.x.cols()) };
+    elements(stream, &GATHER_ROWS, &[Some(op.x), Some(op.index), Some(op.out)], scalars, count)
 }
 
 pub(super) fn combine(stream: &Stream, op: &Combine<'_>) -> Result<()> {
     let (count, rows) = (op.out.len(), op.out.rows());
     let window = op.window.unwrap_or(Window { period: rows, from: 0, to: rows });
-    let params = CombineParams {
+    let scalars = CombineScalars {
         elements: word(count),
         columns: word(op.out.cols()),
         k: word(op.slots.cols()),
@@ -77,17 +71,17 @@ pub(super) fn combine(stream: &Stream, op: &Combine<'_>) -> Result<()> {
         window_end: word(window.to),
     };
     let tensors = [Some(op.x), Some(op.slots), op.ids, op.add[0], op.add[1], Some(op.out)];
-    elements(stream, &COMBINE, &tensors, params.words(), count)
+    elements(stream, &COMBINE, &tensors, scalars, count)
 }
 
 pub(super) fn embedding_grad(stream: &Stream, op: &EmbeddingGrad<'_>) -> Result<()> {
     let [groups, vocabulary, columns] = [0, 1, 2].map(|i| op.d_table.shape()[i]);
     let count = groups * columns;
-    let params = EmbeddingGradParams {
+    let scalars = EmbeddingGradScalars {
         elements: word(count),
         columns: word(columns),
         vocabulary: word(vocabulary),
         group_tokens: word(op.ids.len() / groups),
     };
-    elements(stream, &EMBEDDING_GRAD, &[Some(op.dy), Some(op.ids), Some(op.d_table)], params.words(), count)
+    elements(stream, &EMBEDDING_GRAD, &[Some(op.dy), Some(op.ids), Some(op.d_table)], scalars, count)
 }

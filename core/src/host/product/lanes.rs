@@ -34,9 +34,9 @@ pub(super) trait Lanes: Copy {
     fn fma(self, x: Self::F, y: Self::F, z: Self::F) -> Self::F;
     /// Clears the bits that `mask` lacks.
     fn keep(self, x: Self::F, mask: i32) -> Self::F;
-    /// To integers, cut towards zero; any integer where the value does not fit.
+    /// To integers, truncated toward zero; any integer where the value does not fit.
     fn truncate(self, x: Self::F) -> Self::I;
-    /// To f32, cut towards zero.
+    /// To f32, truncated toward zero.
     fn to_float(self, x: Self::I) -> Self::F;
     /// The exponent fields.
     fn field(self, x: Self::F) -> Self::I;

@@ -12,19 +12,15 @@ use super::blocks::{Kernel, Left, Right};
 use super::lanes::Lanes;
 use crate::numerics::mma::Tensorcore;
 
-/// The exponent of a zero: below every other sum, whatever it is added to.
-pub(super) const ZERO: i16 = -10_000;
-/// The exponent of NaN and infinity: above every other sum.
-pub(super) const SPECIAL: i16 = 20_000;
-/// A largest exponent below this one means that every product is zero.
+/// A largest exponent below this one means that every product is zero: see [`Element`](super::element::Element).
 const NONE: i32 = -5_000;
-/// The exponents for which every intermediate value is a normal f32 or is cut to zero either way: a product that f32
+/// The exponents for which every intermediate value is a normal f32 or is truncated to zero either way: a product that f32
 /// cannot hold (below 2^-134) lies under the grid, and so does a subnormal accumulator.
 const LEAST: i32 = -100;
 /// At most 32 products below 2^(largest + 2) and the accumulator stay below 2^(largest + 8): no f32 overflows.
 const GREATEST: i32 = 118;
 
-/// A unit with `STEP` products in a step, cut to `FRACTION` bits below the largest and to `RESULT` in the end.
+/// A unit with `STEP` products in a step, truncated to `FRACTION` bits below the largest and to `RESULT` in the end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MatrixUnit<const STEP: usize, const FRACTION: i32, const RESULT: i32>;
 

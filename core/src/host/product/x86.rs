@@ -76,7 +76,7 @@ impl Lanes for Avx2 {
         have!(_mm256_cvttps_epi32(x))
     }
 
-    /// Through f64, as no conversion here rounds towards zero by itself.
+    /// Through f64, as no conversion here rounds toward zero by itself.
     #[inline(always)]
     fn to_float(self, x: __m256i) -> __m256 {
         let half = |x: __m128i| {

@@ -7,13 +7,13 @@ use crate::tensor::Tensor;
 /// The received rows sorted by local expert; within an expert in the order of the rows (that is, of global tokens).
 ///
 /// # Shape
-/// ids: u32 `[chunks, capacity, k]`; counts: u32 `[chunks]` (rows that count in each chunk); weights: f32 as ids;
-/// offsets: u32 `[local experts + 1]`; slot_rows: u32 `[slots]`, the row `chunk * capacity + i` of each slot, then
+/// ids: u32 `[segments, capacity, k]`; counts: u32 `[segments]` (rows that count in each segment); weights: f32 as ids;
+/// offsets: u32 `[local experts + 1]`; slot_rows: u32 `[slots]`, the row `segment * capacity + i` of each slot, then
 /// [`NONE`]; slot_weights: f32 `[slots]`; row_slots: u32 as ids, the slot of each (row, choice), or [`NONE`] for a choice
 /// that lives elsewhere and for rows past the count.
 ///
 /// # Numerics
-/// Integers, and copies of weights. `slots` is at least `chunks * capacity * min(k, local experts)`.
+/// Integers, and copies of weights. `slots` is at least `segments * capacity * min(k, local experts)`.
 ///
 /// # Errors
 /// [`crate::Error::Argument`] when a count exceeds the capacity.
@@ -21,7 +21,7 @@ use crate::tensor::Tensor;
 pub struct Layout<'a> {
     /// The chosen experts of each row, as global ids.
     pub ids: &'a Tensor,
-    /// Rows of each chunk.
+    /// Rows of each segment.
     pub counts: &'a Tensor,
     /// Their weights.
     pub weights: &'a Tensor,
@@ -40,17 +40,17 @@ pub struct Layout<'a> {
 impl<'a> Layout<'a> {
     pub(super) fn check(&self) -> Result<()> {
         let shape = self.ids.shape();
-        number(OP, "ids", shape.len() == 3, "[chunks, capacity, k]", format_args!("{:?}", self.ids))?;
-        let [chunks, capacity, k] = [shape[0], shape[1], shape[2]];
+        number(OP, "ids", shape.len() == 3, "[segments, capacity, k]", format_args!("{:?}", self.ids))?;
+        let [segments, capacity, k] = [shape[0], shape[1], shape[2]];
         Arg::new(OP, "ids", self.ids).dtype(&[DType::U32])?;
         number(OP, "ids", k > 0, "at least one choice for each row", k)?;
         indexable("ids", self.ids)?;
-        Arg::new(OP, "counts", self.counts).dtype(&[DType::U32])?.len(chunks, "one for each chunk")?;
+        Arg::new(OP, "counts", self.counts).dtype(&[DType::U32])?.len(segments, "one for each segment")?;
         Arg::new(OP, "weights", self.weights).dtype(&[DType::F32])?.shape(shape, "as ids")?;
         let local = self.offsets.len().saturating_sub(1);
         number(OP, "offsets", local > 0, "at least 2 entries (local experts + 1)", self.offsets.len())?;
         Arg::new(OP, "offsets", self.offsets).dtype(&[DType::U32])?;
-        let worst = chunks * capacity * k.min(local);
+        let worst = segments * capacity * k.min(local);
         number(
             OP,
             "slot_rows",
@@ -79,8 +79,8 @@ impl<'a> Layout<'a> {
     ) -> impl Iterator<Item = (usize, usize)> + use<'a, 'b> {
         let (first, local) = (self.first_expert, self.offsets.len() - 1);
         let [_, capacity, k] = [0, 1, 2].map(|d| self.ids.shape()[d]);
-        counts.iter().enumerate().flat_map(move |(chunk, &count)| {
-            let start = chunk * capacity * k;
+        counts.iter().enumerate().flat_map(move |(segment, &count)| {
+            let start = segment * capacity * k;
             (start..start + count as usize * k).filter_map(move |choice| {
                 let expert = (ids[choice] as usize).wrapping_sub(first);
                 (expert < local).then_some((choice, expert))
@@ -98,8 +98,8 @@ impl<'a> Layout<'a> {
         row_slots: &mut [u32],
     ) -> Result<()> {
         let [_, capacity, k] = [0, 1, 2].map(|d| self.ids.shape()[d]);
-        if let Some(chunk) = counts.iter().position(|&count| count as usize > capacity) {
-            let found = format!("{} at [{chunk}]", counts[chunk]);
+        if let Some(segment) = counts.iter().position(|&count| count as usize > capacity) {
+            let found = format!("{} at [{segment}]", counts[segment]);
             number(OP, "counts", false, &format!("at most {capacity} (the capacity)"), found)?;
         }
         offsets.fill(0);

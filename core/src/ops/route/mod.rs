@@ -12,7 +12,7 @@ pub use balance::Balance;
 pub(crate) use balance::Sequence;
 pub use layout::Layout;
 pub use plan::{Plan, Window};
-pub(crate) use top_k::Chooser;
+pub(crate) use top_k::{Chooser, GUARD};
 pub use top_k::{Score, TopK, TopKGrad};
 
 use super::{Arg, Checked, DType, distinct, number};

@@ -35,7 +35,7 @@ impl Window {
 /// `r * experts / ranks ..`.
 ///
 /// # Shape
-/// ids: u32 `[tokens, k]`; rows: u32 `[ranks, capacity]`, the token of each row of each chunk in token order, then
+/// ids: u32 `[tokens, k]`; rows: u32 `[ranks, capacity]`, the token of each row of each segment in token order, then
 /// [`NONE`]; counts: u32 `[ranks]`; positions: u32 `[tokens, ranks]`, where each token went:
 /// `rank * capacity + row`, or [`NONE`].
 ///

@@ -7,7 +7,7 @@ use crate::numerics::{math, reduce};
 use crate::tensor::Tensor;
 
 /// Keeps the weights of a token finite whose chosen scores are all 0.
-const GUARD: f32 = 1e-20;
+pub(crate) const GUARD: f32 = 1e-20;
 
 /// How logits become scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

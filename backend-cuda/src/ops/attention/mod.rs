@@ -12,8 +12,8 @@ use std::sync::Arc;
 use dropless_core::ops::{Attention, AttentionBackward, AttentionShape};
 use dropless_core::{Checked, DType, Error, NumericModel, Result, Tensor};
 
-use crate::device::{Gpu, word};
-use crate::kernel::{Binding, F32, FLOAT, Kernel, Launch, PRELUDE, U32, params};
+use crate::device::Gpu;
+use crate::kernel::{Binding, F32, FLOAT, Kernel, Launch, PRELUDE, U32, scalars, word};
 
 const OP: &str = "attention";
 
@@ -28,16 +28,16 @@ const LANES: usize = 32;
 /// Bytes of shared memory that a thread block may have.
 const SHARED: usize = 227 << 10;
 
-const VISIBLE: &str = include_str!("../../../kernels/attention_visible.cuh");
+const VISIBLE: &str = include_str!("../../../../kernels/attention_visible.cuh");
 
-params!(
+scalars!(
     /// The extents; `blocks`: blocks of rows of a sequence; `scale`: the bits of the scores' factor.
-    Params { batch, sequence, heads, kv_heads, qk_dim, v_dim, blocks, scale }
+    pub(crate) struct AttentionScalars { batch, sequence, heads, kv_heads, qk_dim, v_dim, blocks, scale }
 );
 
-impl Params {
-    fn new(shape: AttentionShape) -> Params {
-        Params {
+impl AttentionScalars {
+    fn new(shape: AttentionShape) -> AttentionScalars {
+        AttentionScalars {
             batch: word(shape.batch),
             sequence: word(shape.sequence),
             heads: word(shape.heads),
@@ -50,23 +50,19 @@ impl Params {
     }
 }
 
-pub(crate) static FIRST: Kernel = Kernel {
-    name: "attention_first",
-    files: &[PRELUDE, include_str!("../../../kernels/attention_first.cu")],
-    params: Params::FIELDS,
-    tensors: &[Binding::read("start", U32), Binding::write("first", U32)],
-    maps: 0,
-    constants: &["WARPS", "BLOCK"],
-};
+pub(crate) static FIRST: Kernel<AttentionScalars> = Kernel::new(
+    "attention_first",
+    &[PRELUDE, include_str!("../../../../kernels/attention_first.cu")],
+    &[Binding::read("start", U32), Binding::write("first", U32)],
+)
+.constants(&["WARPS", "BLOCK"]);
 
-pub(crate) static DELTA: Kernel = Kernel {
-    name: "attention_delta",
-    files: &[PRELUDE, include_str!("../../../kernels/attention_delta.cu")],
-    params: Params::FIELDS,
-    tensors: &[Binding::read("d_out", FLOAT), Binding::read("out", FLOAT), Binding::write("delta", F32)],
-    maps: 0,
-    constants: &["WARPS"],
-};
+pub(crate) static DELTA: Kernel<AttentionScalars> = Kernel::new(
+    "attention_delta",
+    &[PRELUDE, include_str!("../../../../kernels/attention_delta.cu")],
+    &[Binding::read("d_out", FLOAT), Binding::read("out", FLOAT), Binding::write("delta", F32)],
+)
+.constants(&["WARPS"]);
 
 pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<Attention<'_>>, model: NumericModel) -> Result<()> {
     let (q, shape, start) = match &**op {
@@ -125,7 +121,7 @@ impl Pass<'_> {
     /// Queues a kernel in which each of `items` has a warp, and a warp `shared` numbers in shared memory.
     fn launch_warps(
         &self,
-        kernel: &'static Kernel,
+        kernel: &'static Kernel<AttentionScalars>,
         tensors: &[Option<&Tensor>],
         constants: &[usize],
         items: usize,
@@ -136,15 +132,11 @@ impl Pass<'_> {
             let hint = "heads of fewer elements".into();
             return Err(Error::Capacity { op: OP, needed: bytes as u64, available: SHARED as u64, hint });
         }
+        let (scalars, blocks) = (AttentionScalars::new(self.shape), items.div_ceil(WARPS));
         self.gpu.launch(Launch {
-            kernel,
-            tensors,
             constants: &constants.iter().copied().map(word).collect::<Vec<_>>(),
-            params: Params::new(self.shape).words(),
-            maps: &[],
-            blocks: items.div_ceil(WARPS) as u64,
-            threads: word(WARPS * LANES),
             shared: word(bytes),
+            ..Launch::new(kernel, scalars, tensors, blocks, word(WARPS * LANES))
         })
     }
 }

@@ -16,13 +16,13 @@ use super::chains::{Chains, SIDE, aligned, tile};
 
 use self::plan::{Piece, Plan, SCRATCH, group, padded};
 use crate::buffer;
-use crate::dispatch::{Dispatch, Stream, word};
-use crate::shader::{Binding, F32, FLOAT, FORMATS, MMA, OPERANDS, PRELUDE, Shader, U32, params};
+use crate::dispatch::{Dispatch, Stream};
+use crate::shader::{Binding, F32, FLOAT, FORMATS, MMA, OPERANDS, PRELUDE, Shader, U32, scalars, word};
 
 /// The files that the shaders share.
-const PIECE: &str = include_str!("../../../shaders/attention_piece.wgsl");
-const VISIBLE: &str = include_str!("../../../shaders/attention_visible.wgsl");
-const CHAINS: &str = include_str!("../../../shaders/attention_chains.wgsl");
+const PIECE: &str = include_str!("../../../../shaders/attention_piece.wgsl");
+const VISIBLE: &str = include_str!("../../../../shaders/attention_visible.wgsl");
+const CHAINS: &str = include_str!("../../../../shaders/attention_chains.wgsl");
 
 /// Constants of every product.
 const CONSTANTS: &[&str] = &[
@@ -39,11 +39,11 @@ const CONSTANTS: &[&str] = &[
     "B_UNITS",
 ];
 
-params!(
+scalars!(
     /// A piece, and the operands of one dispatch. `pair` to `keys`: see attention_piece.wgsl; `columns`: elements of a
     /// head; `a_chain`, `b_chain`: elements from one term of a chain to the next; `scale`: the bits of the result's
     /// factor; `continues`, `complete`: see attention_keys.wgsl.
-    Params {
+    pub(crate) struct AttentionScalars {
         pair,
         pairs,
         kv_heads,
@@ -62,33 +62,22 @@ params!(
     }
 );
 
-pub(crate) static SCORES: Shader = Shader {
-    name: "attention_scores",
-    files: &[PRELUDE, MMA, OPERANDS, PIECE, VISIBLE, CHAINS, include_str!("../../../shaders/attention_scores.wgsl")],
-    params: Params::FIELDS,
-    bindings: &[
+pub(crate) static SCORES: Shader<AttentionScalars> = Shader::new(
+    "attention_scores",
+    &[PRELUDE, MMA, OPERANDS, PIECE, VISIBLE, CHAINS, include_str!("../../../../shaders/attention_scores.wgsl")],
+    &[
         Binding::read_units("a", FLOAT),
         Binding::read_units("b", FLOAT),
         Binding::read("start", U32).optional(),
         Binding::write("scores", F32),
     ],
-    constants: CONSTANTS,
-};
+)
+.constants(CONSTANTS);
 
-pub(crate) static ROWS: Shader = Shader {
-    name: "attention_rows",
-    files: &[
-        PRELUDE,
-        FORMATS,
-        MMA,
-        OPERANDS,
-        PIECE,
-        VISIBLE,
-        CHAINS,
-        include_str!("../../../shaders/attention_rows.wgsl"),
-    ],
-    params: Params::FIELDS,
-    bindings: &[
+pub(crate) static ROWS: Shader<AttentionScalars> = Shader::new(
+    "attention_rows",
+    &[PRELUDE, FORMATS, MMA, OPERANDS, PIECE, VISIBLE, CHAINS, include_str!("../../../../shaders/attention_rows.wgsl")],
+    &[
         Binding::read_units("a", FLOAT),
         Binding::read_units("b", FLOAT),
         Binding::read("start", U32).optional(),
@@ -96,8 +85,8 @@ pub(crate) static ROWS: Shader = Shader {
         Binding::read("totals", F32).optional(),
         Binding::write("out", FLOAT),
     ],
-    constants: CONSTANTS,
-};
+)
+.constants(CONSTANTS);
 
 /// What every dispatch of one op needs.
 #[derive(Debug)]
@@ -115,9 +104,9 @@ struct Pass<'a> {
 /// A product: its shader, the tensors, and how they lie in memory.
 #[derive(Debug)]
 struct Product<'a> {
-    shader: &'static Shader,
+    shader: &'static Shader<AttentionScalars>,
     tensors: &'a [Option<&'a Tensor>],
-    params: Params,
+    scalars: AttentionScalars,
     /// As in [`Chains`].
     chain_last: [bool; 2],
     aligned: [bool; 2],
@@ -147,8 +136,8 @@ impl Pass<'_> {
     }
 
     /// What the shaders know of a piece.
-    fn params(&self, piece: &Piece) -> Params {
-        Params {
+    fn scalars(&self, piece: &Piece) -> AttentionScalars {
+        AttentionScalars {
             pair: word(piece.pairs.start),
             pairs: word(piece.pairs.len()),
             kv_heads: word(self.shape.kv_heads),
@@ -175,13 +164,9 @@ impl Pass<'_> {
     fn product(&self, product: &Product<'_>) -> Result<()> {
         let Product { chain_last, aligned, .. } = *product;
         let chains = Chains { dtype: self.dtype, unit: self.unit, tile: tile(self.unit), chain_last, aligned };
-        self.stream.dispatch(Dispatch {
-            shader: product.shader,
-            tensors: product.tensors,
-            constants: &chains.constants(),
-            params: product.params.words(),
-            workgroups: product.workgroups as u64,
-        })
+        let Product { shader, scalars, tensors, workgroups, .. } = *product;
+        let constants = &chains.constants();
+        self.stream.dispatch(Dispatch { constants, ..Dispatch::new(shader, scalars, tensors, workgroups) })
     }
 
     /// The products of the piece's queries in `a` and its keys in `b` along heads of `dim` elements, times `scale`.
@@ -190,7 +175,7 @@ impl Pass<'_> {
         self.product(&Product {
             shader: &SCORES,
             tensors: &[Some(a), Some(b), self.start, Some(out)],
-            params: Params { columns: word(dim), scale: scale.to_bits(), ..self.params(piece) },
+            scalars: AttentionScalars { columns: word(dim), scale: scale.to_bits(), ..self.scalars(piece) },
             chain_last: [true, true],
             aligned: [a, b].map(|operand| aligned(operand, dim)),
             workgroups: piece.pairs.len() * tiles,
@@ -208,17 +193,17 @@ impl Pass<'_> {
         softmax: Option<Softmax<'_>>,
         out: &Tensor,
     ) -> Result<()> {
-        let params = self.params(piece);
+        let scalars = self.scalars(piece);
         let (alpha, totals) = softmax.map(|Softmax { alpha, totals }| (alpha, totals)).unzip();
         self.product(&Product {
             shader: &ROWS,
             tensors: &[Some(a), Some(b), self.start, alpha, totals, Some(out)],
-            params: Params {
+            scalars: AttentionScalars {
                 columns: word(dim),
-                a_chain: params.width,
+                a_chain: scalars.width,
                 b_chain: word(b.cols()),
                 scale: scale.to_bits(),
-                ..params
+                ..scalars
             },
             chain_last: [false, false],
             aligned: [true, aligned(b, dim)],
