@@ -8,7 +8,9 @@ use crate::device::word;
 use crate::driver::TensorMap;
 use crate::kernel::{BF16, Binding, F32, Kernel, Launch, PRELUDE, RING, SM90, U32};
 
+const STEP: &str = include_str!("../../../../kernels/tensor_core_step.cuh");
 const TILE: &str = include_str!("../../../../kernels/attention_tile.cuh");
+const ALONE: &str = include_str!("../../../../kernels/attention_alone.cuh");
 
 /// Warpgroups of a thread block that multiply, each with a block of rows or keys; one more brings in what they read.
 const WARPGROUPS: usize = 2;
@@ -33,7 +35,7 @@ const ALIGNMENT: usize = 16;
 
 pub(crate) static FORWARD: Kernel = Kernel {
     name: "attention_forward",
-    files: &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_forward.cu")],
+    files: &[PRELUDE, VISIBLE, SM90, RING, STEP, TILE, ALONE, include_str!("../../../../kernels/attention_forward.cu")],
     params: Params::FIELDS,
     tensors: &[
         Binding::read("q", BF16),
@@ -50,7 +52,16 @@ pub(crate) static FORWARD: Kernel = Kernel {
 
 pub(crate) static GRAD_QUERIES: Kernel = Kernel {
     name: "attention_grad_queries",
-    files: &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_grad_queries.cu")],
+    files: &[
+        PRELUDE,
+        VISIBLE,
+        SM90,
+        RING,
+        STEP,
+        TILE,
+        ALONE,
+        include_str!("../../../../kernels/attention_grad_queries.cu"),
+    ],
     params: Params::FIELDS,
     tensors: &[
         Binding::read("q", BF16),
@@ -69,7 +80,16 @@ pub(crate) static GRAD_QUERIES: Kernel = Kernel {
 
 pub(crate) static GRAD_KEYS: Kernel = Kernel {
     name: "attention_grad_keys",
-    files: &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_grad_keys.cu")],
+    files: &[
+        PRELUDE,
+        VISIBLE,
+        SM90,
+        RING,
+        STEP,
+        TILE,
+        ALONE,
+        include_str!("../../../../kernels/attention_grad_keys.cu"),
+    ],
     params: Params::FIELDS,
     tensors: &[
         Binding::read("q", BF16),
