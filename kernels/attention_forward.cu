@@ -114,9 +114,8 @@ struct Softmax {
 };
 
 // The result of one row that sees a key, by a warp.
-__device__ __forceinline__ void row_alone(const Given& given, u32 batch, u32 head, u32 row) {
+__device__ __forceinline__ void row_alone(const Given& given, u64 token, u32 head, u32 row) {
     const Params& p = given.params;
-    const u64 token = static_cast<u64>(batch) * p.sequence;
     const u32 kv_head = head / (p.heads / p.kv_heads), lane = lane_id();
     const HeadRows q(given.q, p.heads, p.qk_dim, token, head);
     const HeadRows k(given.k, p.kv_heads, p.qk_dim, token, kv_head), v(given.v, p.kv_heads, p.v_dim, token, kv_head);
@@ -131,11 +130,14 @@ __device__ __forceinline__ void row_alone(const Given& given, u32 batch, u32 hea
         constexpr u32 EACH = KEY_TILE / LANES;
         float s[EACH], highest = -INFINITY_F32, part = 0.0f;
         u32 codes[EACH];
-#pragma unroll
+#pragma unroll 1
         for (u32 m = 0; m < EACH; m++) {
             const u32 key = tile + m * LANES + lane;
-            s[m] = chain_of(q, row, k, key, seen(key)) * scale;
-            highest = seen(key) ? larger(highest, s[m]) : highest;
+            const float score = chain_of(q, row, k, key, seen(key)) * scale;
+            highest = seen(key) ? larger(highest, score) : highest;
+            // Every index is a constant, so that they are registers.
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++) s[i] = i == m ? score : s[i];
         }
         highest = larger(largest, largest_lane(highest));
 #pragma unroll
@@ -267,7 +269,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
     // A row that sees no key has zeros already; and where the sum is NaN, all is.
 #pragma unroll
     for (u32 half = 0; half < 2; half++) again[half] &= softmax.sum[half] > 0.0f;
-    for_rows_again(again, row, [&](u32 row) { row_alone(given, work.batch, work.head, row); });
+    for_rows_again(again, row, [&](u32 row) { row_alone(given, token, work.head, row); });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Given given) {

@@ -117,9 +117,9 @@ __device__ __forceinline__ void probabilities_and_slopes(Scores& s, Scores& dp, 
 }
 
 // The gradients of one key and its value, by a warp.
-__device__ __forceinline__ void key_alone(const Given& given, u32 batch, u32 kv_head, u32 key) {
+__device__ __forceinline__ void key_alone(const Given& given, u64 token, u32 kv_head, u32 key) {
     const Params& p = given.params;
-    const u64 token = static_cast<u64>(batch) * p.sequence, place = (token + key) * p.kv_heads + kv_head;
+    const u64 place = (token + key) * p.kv_heads + kv_head;
     const u32 members = p.heads / p.kv_heads, lane = lane_id();
     const HeadRows k(given.k, p.kv_heads, p.qk_dim, token, kv_head), v(given.v, p.kv_heads, p.v_dim, token, kv_head);
     const float scale = __uint_as_float(p.scale);
@@ -249,7 +249,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
     if constexpr (GRAD_VALUES) find_nan(again, d_v);
 #pragma unroll
     for (u32 half = 0; half < 2; half++) again[half] &= key + 8 * half < p.sequence;
-    for_rows_again(again, key, [&](u32 key) { key_alone(given, work.batch, work.head, key); });
+    for_rows_again(again, key, [&](u32 key) { key_alone(given, token, work.head, key); });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_keys(const __grid_constant__ Given given) {

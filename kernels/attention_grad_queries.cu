@@ -89,9 +89,9 @@ struct RowFacts {
 };
 
 // The gradient of one row's query, by a warp.
-__device__ __forceinline__ void row_alone(const Given& given, u32 batch, u32 head, u32 row) {
+__device__ __forceinline__ void row_alone(const Given& given, u64 token, u32 head, u32 row) {
     const Params& p = given.params;
-    const u64 token = static_cast<u64>(batch) * p.sequence, query = (token + row) * p.heads + head;
+    const u64 query = (token + row) * p.heads + head;
     const u32 kv_head = head / (p.heads / p.kv_heads), lane = lane_id();
     const HeadRows q(given.q, p.heads, p.qk_dim, token, head), d_out(given.d_out, p.heads, p.v_dim, token, head);
     const HeadRows k(given.k, p.kv_heads, p.qk_dim, token, kv_head), v(given.v, p.kv_heads, p.v_dim, token, kv_head);
@@ -198,7 +198,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
         const bool all = rows.start[half] <= row && (is_nan(rows.lse[half]) || is_nan(rows.delta[half]));
         again[half] &= row < p.sequence && !all;
     }
-    for_rows_again(again, rows.row, [&](u32 row) { row_alone(given, work.batch, work.head, row); });
+    for_rows_again(again, rows.row, [&](u32 row) { row_alone(given, token, work.head, row); });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_queries(const __grid_constant__ Given given) {

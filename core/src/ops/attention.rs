@@ -52,7 +52,7 @@ pub struct AttentionShape {
 /// that sees no key (its start lies past it) has out = 0 and lse = -inf.
 ///
 /// What a row does not see never enters, infinity and NaN included. In a step that other keys of a tile share with it, its
-/// product is one of zeros; and a chain that ends in a zero ends in +0. So the size of row blocks does not show.
+/// product is one of zeros; and a chain along the keys that ends in -0 gives +0. So the size of row blocks does not show.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionForward<'a> {
     /// Queries.
