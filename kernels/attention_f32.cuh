@@ -21,13 +21,16 @@ __device__ __forceinline__ float chain(const float* a, const T* x, u64 first, u3
     return sum;
 }
 
-// The chains of `sums` go on with `count` factors and as many rows of a head, `stride` elements apart.
-template <class T>
+// The chains of `sums` go on with `count` factors and as many rows of a head, `stride` elements apart, but for those that
+// are not `seen`.
+template <class T, class Seen>
 __device__ __forceinline__ void continue_chains(
-    float* sums, float alpha, const float* factors, u32 count, const T* x, u64 first, u64 stride, u32 dim) {
+    float* sums, float alpha, const float* factors, u32 count, Seen seen, const T* x, u64 first, u64 stride, u32 dim) {
     for (u32 i = lane_id(); i < dim; i += LANES) {
         float sum = sums[i] * alpha;
-        for (u32 j = 0; j < count; j++) sum = __fmaf_rn(factors[j], load(x, first + j * stride + i), sum);
+        for (u32 j = 0; j < count; j++) {
+            if (seen(j)) sum = __fmaf_rn(factors[j], load(x, first + j * stride + i), sum);
+        }
         sums[i] = sum;
     }
 }

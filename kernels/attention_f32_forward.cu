@@ -26,16 +26,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_forwar
     float largest = -INFINITY_F32, sum = 0.0f;
     for (u32 tile = keys.begin; tile < keys.end; tile += KEY_TILE) {
         const u32 count = min(KEY_TILE, keys.end - tile);
+        const auto seen = [&](u32 c) { return visible(tile + c, start, row); };
         __syncwarp();
         float highest = -INFINITY_F32;
         for (u32 c = lane; c < count; c += LANES) {
-            if (!visible(tile + c, start, row)) continue;
+            if (!seen(c)) continue;
             probabilities[c] = chain(q, given.k, key_of(tile + c) * p.qk_dim, p.qk_dim) * scale;
             highest = larger(highest, probabilities[c]);
         }
         highest = larger(largest, largest_lane(highest));
         for (u32 c = lane; c < count; c += LANES) {
-            probabilities[c] = visible(tile + c, start, row) ? f32_exp(probabilities[c] - highest) : 0.0f;
+            probabilities[c] = seen(c) ? f32_exp(probabilities[c] - highest) : 0.0f;
         }
         __syncwarp();
 
@@ -56,10 +57,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_forwar
         __syncwarp();
         for (u32 c = lane; c < count; c += LANES) probabilities[c] = round_like(given.v, probabilities[c]);
         __syncwarp();
-        continue_chains(o, alpha, probabilities, count, given.v, key_of(tile) * p.v_dim,
+        continue_chains(o, alpha, probabilities, count, seen, given.v, key_of(tile) * p.v_dim,
                         static_cast<u64>(p.kv_heads) * p.v_dim, p.v_dim);
     }
 
-    for (u32 c = lane; c < p.v_dim; c += LANES) store(given.out, query * p.v_dim + c, sum == 0.0f ? 0.0f : o[c] / sum);
+    for (u32 c = lane; c < p.v_dim; c += LANES) store(given.out, query * p.v_dim + c, sum == 0.0f ? 0.0f : end_of(o[c]) / sum);
     if (lane == 0) given.lse[query] = largest + f32_log(sum);
 }

@@ -30,8 +30,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_grad_k
             if (first_tile(given.first, batch, p.blocks, base / BLOCK) > key) continue;
             const u32 count = min(LANES, p.sequence - base), row = base + lane;
             float probability = 0.0f, slope = 0.0f;
+            const bool sees = visible(key, first_key(given.start, token, row, p.sequence), row);
+            const u32 seeing = __ballot_sync(ALL_LANES, sees);
+            const auto seen = [&](u32 j) { return (seeing >> j & 1) != 0; };
             __syncwarp();
-            if (visible(key, first_key(given.start, token, row, p.sequence), row)) {
+            if (sees) {
                 const u64 query = query_of(row);
                 probability = f32_exp(chain(k, given.q, query * p.qk_dim, p.qk_dim) * scale - given.lse[query]);
                 slope = probability * (chain(v, given.d_out, query * p.v_dim, p.v_dim) - given.delta[query]);
@@ -39,12 +42,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_grad_k
             probabilities[lane] = round_like(given.q, probability);
             slopes[lane] = round_like(given.q, slope);
             __syncwarp();
-            continue_chains(d_v, 1.0f, probabilities, count, given.d_out, query_of(base) * p.v_dim,
+            continue_chains(d_v, 1.0f, probabilities, count, seen, given.d_out, query_of(base) * p.v_dim,
                             static_cast<u64>(p.heads) * p.v_dim, p.v_dim);
-            continue_chains(d_k, 1.0f, slopes, count, given.q, query_of(base) * p.qk_dim,
+            continue_chains(d_k, 1.0f, slopes, count, seen, given.q, query_of(base) * p.qk_dim,
                             static_cast<u64>(p.heads) * p.qk_dim, p.qk_dim);
         }
     }
-    for (u32 c = lane; c < p.qk_dim; c += LANES) store(given.d_k, place * p.qk_dim + c, d_k[c] * scale);
-    for (u32 c = lane; c < p.v_dim; c += LANES) store(given.d_v, place * p.v_dim + c, d_v[c]);
+    for (u32 c = lane; c < p.qk_dim; c += LANES) store(given.d_k, place * p.qk_dim + c, end_of(d_k[c]) * scale);
+    for (u32 c = lane; c < p.v_dim; c += LANES) store(given.d_v, place * p.v_dim + c, end_of(d_v[c]));
 }

@@ -27,10 +27,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_grad_q
     const Keys keys = keys_of(given.first, batch, p.blocks, row / BLOCK, p.sequence);
     for (u32 tile = keys.begin; tile < keys.end; tile += KEY_TILE) {
         const u32 count = min(KEY_TILE, keys.end - tile);
+        const auto seen = [&](u32 c) { return visible(tile + c, start, row); };
         __syncwarp();
         for (u32 c = lane; c < count; c += LANES) {
             float slope = 0.0f;
-            if (visible(tile + c, start, row)) {
+            if (seen(c)) {
                 const float score = chain(q, given.k, key_of(tile + c) * p.qk_dim, p.qk_dim);
                 const float dp = chain(d_out, given.v, key_of(tile + c) * p.v_dim, p.v_dim);
                 slope = f32_exp(score * scale - lse) * (dp - delta);
@@ -38,8 +39,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_grad_q
             slopes[c] = round_like(given.k, slope);
         }
         __syncwarp();
-        continue_chains(d_q, 1.0f, slopes, count, given.k, key_of(tile) * p.qk_dim,
+        continue_chains(d_q, 1.0f, slopes, count, seen, given.k, key_of(tile) * p.qk_dim,
                         static_cast<u64>(p.kv_heads) * p.qk_dim, p.qk_dim);
     }
-    for (u32 c = lane; c < p.qk_dim; c += LANES) store(given.d_q, query * p.qk_dim + c, d_q[c] * scale);
+    for (u32 c = lane; c < p.qk_dim; c += LANES) store(given.d_q, query * p.qk_dim + c, end_of(d_q[c]) * scale);
 }

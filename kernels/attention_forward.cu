@@ -113,6 +113,65 @@ struct Softmax {
     }
 };
 
+// The result of one row that sees a key, by a warp.
+__device__ __forceinline__ void row_alone(const Given& given, u64 token, u32 head, u32 row) {
+    const Params& p = given.params;
+    const u32 kv_head = head / (p.heads / p.kv_heads), lane = lane_id();
+    const HeadRows q(given.q, p.heads, p.qk_dim, token, head);
+    const HeadRows k(given.k, p.kv_heads, p.qk_dim, token, kv_head), v(given.v, p.kv_heads, p.v_dim, token, kv_head);
+    const float scale = __uint_as_float(p.scale);
+    const u32 start = first_key(given.start, token, row, p.sequence);
+    const auto seen = [&](u32 key) { return visible(key, start, row); };
+
+    float o[lane_share(V)] = {}, largest = -INFINITY_F32, sum = 0.0f;
+#pragma unroll 1
+    for (u32 tile = start / KEY_TILE * KEY_TILE; tile <= row && !all_nan(o, p.v_dim); tile += KEY_TILE) {
+        // A lane has every 32nd key.
+        constexpr u32 EACH = KEY_TILE / LANES;
+        float s[EACH], highest = -INFINITY_F32, part = 0.0f;
+        u32 codes[EACH];
+#pragma unroll 1
+        for (u32 m = 0; m < EACH; m++) {
+            const u32 key = tile + m * LANES + lane;
+            const float score = chain_of(q, row, k, key, seen(key)) * scale;
+            highest = seen(key) ? larger(highest, score) : highest;
+            // Every index is a constant, so that they are registers.
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++) s[i] = i == m ? score : s[i];
+        }
+        highest = larger(largest, largest_lane(highest));
+#pragma unroll
+        for (u32 m = 0; m < EACH; m++) {
+            s[m] = seen(tile + m * LANES + lane) ? f32_exp(s[m] - highest) : 0.0f;
+            codes[m] = bf16_bits(s[m]);
+            // The sum's four lanes; the others of this warp do the same.
+#pragma unroll 1
+            for (u32 c = 0; c < LANES; c++) {
+                const float term = __shfl_sync(ALL_LANES, s[m], c);
+                part += c / 2 % 4 == lane % 4 ? term : 0.0f;
+            }
+        }
+        part += __shfl_xor_sync(ALL_LANES, part, 1);
+        part += __shfl_xor_sync(ALL_LANES, part, 2);
+        const float alpha = largest == -INFINITY_F32 ? 0.0f : f32_exp(largest - highest);
+        sum = sum * alpha + part;
+        largest = highest;
+#pragma unroll
+        for (u32 j = 0; j < lane_share(V); j++) o[j] *= alpha;
+#pragma unroll 1
+        for (u32 i = 0; i < STEPS; i++) {
+            const u32 m = i * STEP / LANES, code = m == 0 ? codes[0] : m == 1 ? codes[1] : m == 2 ? codes[2] : codes[3];
+            continue_step(o, code, i * STEP % LANES, v, tile + i * STEP, seen);
+        }
+    }
+    const u64 query = (token + row) * p.heads + head;
+#pragma unroll
+    for (u32 j = 0; j < lane_share(V); j++) {
+        const u32 column = j * LANES + lane;
+        if (column < p.v_dim) store(given.out, query * p.v_dim + column, end_of(o[j]) / sum);
+    }
+}
+
 __device__ __forceinline__ void consume(const Given& given, const Work& work, const Keys& all) {
     const Scalars& p = given.scalars;
     const u64 token = static_cast<u64>(work.batch) * p.sequence;
@@ -197,13 +256,20 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
     pass(all.end);
 
     store_rows<V>(given.out, p.heads, p.v_dim, token, p.sequence, work.head, row,
-                  [&](u32 half, u32 i) { return softmax.sum[half] == 0.0f ? 0.0f : o[i] / softmax.sum[half]; });
+                  [&](u32 half, u32 i) { return softmax.sum[half] == 0.0f ? 0.0f : end_of(o[i]) / softmax.sum[half]; });
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
         if (threadIdx.x % 4 == 0 && row + 8 * half < p.sequence) {
             given.lse[(token + row + 8 * half) * p.heads + work.head] = softmax.largest[half] + f32_log(softmax.sum[half]);
         }
     }
+
+    bool again[2] = {false, false};
+    find_nan(again, o);
+    // A row that sees no key has zeros already; and where the sum is NaN, all is.
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) again[half] &= softmax.sum[half] > 0.0f;
+    for_rows_again(again, row, [&](u32 row) { row_alone(given, token, work.head, row); });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Given given) {

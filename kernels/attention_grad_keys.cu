@@ -116,6 +116,50 @@ __device__ __forceinline__ void probabilities_and_slopes(Scores& s, Scores& dp, 
     }
 }
 
+// The gradients of one key and its value, by a warp.
+__device__ __forceinline__ void key_alone(const Given& given, u64 token, u32 kv_head, u32 key) {
+    const Params& p = given.params;
+    const u64 place = (token + key) * p.kv_heads + kv_head;
+    const u32 members = p.heads / p.kv_heads, lane = lane_id();
+    const HeadRows k(given.k, p.kv_heads, p.qk_dim, token, kv_head), v(given.v, p.kv_heads, p.v_dim, token, kv_head);
+    const float scale = __uint_as_float(p.scale);
+
+    float d_k[GRAD_KEYS ? lane_share(QK) : 1] = {}, d_v[GRAD_VALUES ? lane_share(V) : 1] = {};
+#pragma unroll 1
+    for (u32 head = kv_head * members; head < (kv_head + 1) * members; head++) {
+        const HeadRows q(given.q, p.heads, p.qk_dim, token, head), d_out(given.d_out, p.heads, p.v_dim, token, head);
+#pragma unroll 1
+        for (u32 first = key / STEP * STEP; first < p.sequence; first += LANES) {
+            const u32 row = first + lane;
+            const bool sees = visible(key, first_key(given.start, token, row, p.sequence), row);
+            const u32 seeing = __ballot_sync(ALL_LANES, sees);
+            if (seeing == 0) continue;
+            const auto seen = [&](u32 row) { return (seeing >> (row - first) & 1) != 0; };
+            const u64 query = (token + row) * p.heads + head;
+            const float lse = sees ? given.lse[query] : 0.0f, delta = sees ? given.delta[query] : 0.0f;
+            // Then all of both is NaN, and stored.
+            if (__any_sync(ALL_LANES, is_nan(lse))) return;
+            const float probability = f32_exp(chain_of(k, key, q, row, sees) * scale - lse);
+            u32 slope = 0;
+            if (GRAD_KEYS) slope = bf16_bits(probability * (chain_of(v, key, d_out, row, sees) - delta));
+#pragma unroll 1
+            for (u32 i = 0; i < LANES; i += STEP) {
+                if (GRAD_VALUES) continue_step(d_v, bf16_bits(probability), i, d_out, first + i, seen);
+                if (GRAD_KEYS) continue_step(d_k, slope, i, q, first + i, seen);
+            }
+            if ((!GRAD_KEYS || all_nan(d_k, p.qk_dim)) && (!GRAD_VALUES || all_nan(d_v, p.v_dim))) return;
+        }
+    }
+    for (u32 j = 0; GRAD_KEYS && j < lane_share(QK); j++) {
+        const u32 column = j * LANES + lane;
+        if (column < p.qk_dim) store(given.d_k, place * p.qk_dim + column, end_of(d_k[j]) * scale);
+    }
+    for (u32 j = 0; GRAD_VALUES && j < lane_share(V); j++) {
+        const u32 column = j * LANES + lane;
+        if (column < p.v_dim) store(given.d_v, place * p.v_dim + column, end_of(d_v[j]));
+    }
+}
+
 __device__ __forceinline__ void consume(const Given& given, const Work& work) {
     const Scalars& p = given.scalars;
     const u64 token = static_cast<u64>(work.batch) * p.sequence;
@@ -194,11 +238,18 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
 
     if constexpr (GRAD_KEYS) {
         store_rows<QK>(given.d_k, p.kv_heads, p.qk_dim, token, p.sequence, work.head, key,
-                       [&](u32, u32 i) { return d_k[i] * scale; });
+                       [&](u32, u32 i) { return end_of(d_k[i]) * scale; });
     }
     if constexpr (GRAD_VALUES) {
-        store_rows<V>(given.d_v, p.kv_heads, p.v_dim, token, p.sequence, work.head, key, [&](u32, u32 i) { return d_v[i]; });
+        store_rows<V>(given.d_v, p.kv_heads, p.v_dim, token, p.sequence, work.head, key, [&](u32, u32 i) { return end_of(d_v[i]); });
     }
+
+    bool again[2] = {false, false};
+    if constexpr (GRAD_KEYS) find_nan(again, d_k);
+    if constexpr (GRAD_VALUES) find_nan(again, d_v);
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) again[half] &= key + 8 * half < p.sequence;
+    for_rows_again(again, key, [&](u32 key) { key_alone(given, token, work.head, key); });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_keys(const __grid_constant__ Given given) {

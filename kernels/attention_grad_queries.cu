@@ -88,6 +88,33 @@ struct RowFacts {
     }
 };
 
+// The gradient of one row's query, by a warp.
+__device__ __forceinline__ void row_alone(const Given& given, u64 token, u32 head, u32 row) {
+    const Params& p = given.params;
+    const u64 query = (token + row) * p.heads + head;
+    const u32 kv_head = head / (p.heads / p.kv_heads), lane = lane_id();
+    const HeadRows q(given.q, p.heads, p.qk_dim, token, head), d_out(given.d_out, p.heads, p.v_dim, token, head);
+    const HeadRows k(given.k, p.kv_heads, p.qk_dim, token, kv_head), v(given.v, p.kv_heads, p.v_dim, token, kv_head);
+    const float scale = __uint_as_float(p.scale), lse = given.lse[query], delta = given.delta[query];
+    const u32 start = first_key(given.start, token, row, p.sequence);
+    const auto seen = [&](u32 key) { return visible(key, start, row); };
+
+    float d_q[lane_share(QK)] = {};
+#pragma unroll 1
+    for (u32 first = start / STEP * STEP; first <= row && !all_nan(d_q, p.qk_dim); first += LANES) {
+        const u32 key = first + lane;
+        const float s = chain_of(q, row, k, key, seen(key)), dp = chain_of(d_out, row, v, key, seen(key));
+        const u32 code = bf16_bits(f32_exp(s * scale - lse) * (dp - delta));
+#pragma unroll 1
+        for (u32 i = 0; i < LANES; i += STEP) continue_step(d_q, code, i, k, first + i, seen);
+    }
+#pragma unroll
+    for (u32 j = 0; j < lane_share(QK); j++) {
+        const u32 column = j * LANES + lane;
+        if (column < p.qk_dim) store(given.d_q, query * p.qk_dim + column, end_of(d_q[j]) * scale);
+    }
+}
+
 __device__ __forceinline__ void consume(const Given& given, const Work& work, const Keys& all) {
     const Scalars& p = given.scalars;
     const u64 token = static_cast<u64>(work.batch) * p.sequence;
@@ -160,7 +187,18 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
     pass(all.end);
 
     store_rows<QK>(given.d_q, p.heads, p.qk_dim, token, p.sequence, work.head, rows.row,
-                   [&](u32, u32 i) { return d_q[i] * scale; });
+                   [&](u32, u32 i) { return end_of(d_q[i]) * scale; });
+
+    bool again[2] = {false, false};
+    find_nan(again, d_q);
+    // Where a slope of a key that the row sees is NaN for their sake, all is.
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        const u32 row = rows.row + 8 * half;
+        const bool all = rows.start[half] <= row && (is_nan(rows.lse[half]) || is_nan(rows.delta[half]));
+        again[half] &= row < p.sequence && !all;
+    }
+    for_rows_again(again, rows.row, [&](u32 row) { row_alone(given, token, work.head, row); });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_queries(const __grid_constant__ Given given) {

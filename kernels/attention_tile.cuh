@@ -1,5 +1,6 @@
 // The frame of attention on tensor cores: tiles of bf16 operands in shared memory, brought in by one warpgroup, and the
-// two products of the others with them. After sm90.cuh, ring.cuh and attention_visible.cuh.
+// two products of the others with them. After sm90.cuh, ring.cuh,
+// tensor_core_step.cuh and attention_visible.cuh.
 //
 // A tile [rows, columns] lies in spans of 64 columns: [columns / 64][rows][64], 128 bytes a row, swizzled as sm90.cuh
 // says. So it serves the chains along its columns (Major::CHAIN) and those along its rows (Major::ROWS) alike.
@@ -10,8 +11,6 @@
 
 constexpr u32 SPAN = 64;
 constexpr u32 SPAN_BYTES = SPAN * sizeof(bf16);
-// Products that one step of a chain adds.
-constexpr u32 STEP = 16;
 constexpr u32 WARPGROUP = 128;
 
 // The first warpgroup of a thread block produces tiles, WARPGROUPS consume them.

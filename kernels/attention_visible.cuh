@@ -1,9 +1,8 @@
 // Which keys a row sees, those from its document's start to itself, and through which a kernel goes. NUMERICS.md,
 // "Attention".
 
-// The keys of a tile of the online softmax are KEY_TILE. A block is BLOCK rows: all of them go through the same tiles, and no
-// chain has a term beyond the block's last row. The blocks are the host's, so that even what NUMERICS.md leaves open is
-// the same.
+// The keys of a tile of the online softmax are KEY_TILE. A block is BLOCK rows: all of them go through the same tiles. No
+// bit depends on it.
 
 // The first key that a row sees, counted within the sequence whose first token is `token`; a row past the sequence's end
 // sees none.
@@ -13,6 +12,9 @@ __device__ __forceinline__ u32 first_key(const u32* start, u64 token, u32 row, u
 }
 
 __device__ __forceinline__ bool visible(u32 key, u32 start, u32 row) { return start <= key && key <= row; }
+
+// The end of a chain over keys or rows: a zero has no sign.
+__device__ __forceinline__ float end_of(float chain) { return chain + 0.0f; }
 
 // The start of the first tile of keys that some row of a block sees; `first` as attention_first.cu writes it.
 __device__ __forceinline__ u32 first_tile(const u32* first, u32 batch, u32 blocks, u32 block) {

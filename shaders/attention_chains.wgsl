@@ -8,6 +8,12 @@ fn term_of(value: u32) -> Term {
     }
 }
 
+// Of a number for a row and a key. What a row does not see is in no product, so that not even an infinity enters.
+fn seen_term_of(value: u32) -> Term {
+    let term = term_of(value);
+    return Term(select(term.exponent, OUTSIDE, value == UNSEEN), select(term.sig, 0, value == UNSEEN));
+}
+
 fn a_place(t: u32) -> u32 {
     return t * given.scalars.a_chain;
 }

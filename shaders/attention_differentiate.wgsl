@@ -15,8 +15,8 @@ fn main(
     if pair >= p.pairs || key >= to_squares(row + 1u) {
         return;
     }
-    var probability = 0u;
-    var slope = 0u;
+    var probability = UNSEEN;
+    var slope = UNSEEN;
     if first_key(pair, row) <= key && key <= row {
         let query = query_of(pair, row);
         probability = f32_exp(f32_sub(scores_at(i), lse_at(query)));

@@ -2,6 +2,10 @@
 // along the rows and on through the pieces, between which `sums` holds them. A workgroup has 8 TILE keys and 8 TILE
 // columns of a head, an invocation TILE of each.
 
+fn left_term_of(value: u32) -> Term {
+    return seen_term_of(value);
+}
+
 @compute @workgroup_size(64)
 fn main(
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -45,7 +49,7 @@ fn main(
         for (var c = 0u; c < TILE; c += 1u) {
             if key + r < p.sequence && column + c < p.columns {
                 if p.complete == 1u {
-                    out_set(out_row + column + c, f32_mul(acc[0][0], p.scale));
+                    out_set(out_row + column + c, f32_mul(end_of(acc[0][0]), p.scale));
                 } else {
                     sums_set((pair * p.sequence + key + r) * p.columns + column + c, acc[0][0]);
                 }

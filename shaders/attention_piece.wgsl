@@ -5,14 +5,21 @@
 // its pairs, all keys, and the rows from `row` on. What belongs to a row and a key is stored key by key, `width` rows
 // beside each other, so that neighbouring invocations of a row-wise shader read neighbouring elements, and a product
 // finds the rows of its tile together whichever way its chain runs. Rows and keys are padded to squares, the longest
-// step of a chain. Probabilities and their gradients are zero above the diagonal of a square; farther from the diagonal
-// nothing is written and nothing read.
+// step of a chain. Probabilities and their gradients are UNSEEN where a row does not see a key; in squares beyond the
+// diagonal nothing is written and nothing read.
 
 const SQUARE: u32 = 16u;
 const KEY_TILE: u32 = 128u;
+// A NaN that no operation gives, in either type.
+const UNSEEN: u32 = 0xFFC00000u;
 
 fn to_squares(extent: u32) -> u32 {
     return (extent + SQUARE - 1u) / SQUARE * SQUARE;
+}
+
+// A chain's end: a zero has no sign.
+fn end_of(chain: u32) -> u32 {
+    return select(chain, 0u, f32_abs(chain) == 0u);
 }
 
 fn token_of(pair: u32, row: u32) -> u32 {

@@ -2,6 +2,10 @@
 // times values; backward, step 3, slopes times keys, without `alpha` and `totals`. A workgroup has 8 TILE rows and
 // 8 TILE columns of a head, an invocation TILE of each.
 
+fn left_term_of(value: u32) -> Term {
+    return seen_term_of(value);
+}
+
 @compute @workgroup_size(64)
 fn main(
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -45,7 +49,7 @@ fn main(
         let out_row = query_of(pair, row + r) * p.columns;
         for (var c = 0u; c < TILE; c += 1u) {
             if row + r < p.sequence && column + c < p.columns {
-                var result = f32_mul(acc[0][0], p.scale);
+                var result = f32_mul(end_of(acc[0][0]), p.scale);
                 if totals_given() {
                     result = select(f32_div(result, total), 0u, f32_abs(total) == 0u);
                 }

@@ -1,6 +1,10 @@
 // Products of rows and keys along a head, times a factor: NUMERICS.md, "Attention". A workgroup has 8 TILE rows and
 // 8 TILE keys, an invocation TILE of each. A tile of which no row sees a key is left unwritten.
 
+fn left_term_of(value: u32) -> Term {
+    return term_of(value);
+}
+
 @compute @workgroup_size(64)
 fn main(
     @builtin(workgroup_id) workgroup: vec3<u32>,

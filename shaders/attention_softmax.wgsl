@@ -40,11 +40,11 @@ fn main(
             for (var two = begin + 2u * t; two < end; two += 8u) {
                 for (var key = two; key < two + 2u; key += 1u) {
                     let place = score_place(pair, key, row);
-                    var probability = 0u;
+                    var probability = UNSEEN;
                     if first <= key && key <= row {
                         probability = f32_exp(f32_sub(scores_at(place), largest));
+                        sum = f32_add(sum, probability);
                     }
-                    sum = f32_add(sum, probability);
                     probabilities_set(place, probability);
                 }
             }

@@ -6,6 +6,10 @@
 // Constants: those of operands.wgsl; RAGGED_CHAIN (the groups divide the chain: Wgrad); FP8_BLOCKS (e4m3 codes with scales
 // of 128); ACCUMULATE.
 
+fn left_term_of(value: u32) -> Term {
+    return term_of(value);
+}
+
 fn term_of(value: u32) -> Term {
     if MODEL == 1u && FP8_BLOCKS == 1u { // decided
         return term_from_e4m3(value);

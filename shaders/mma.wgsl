@@ -14,8 +14,9 @@ struct Term {
 }
 
 // Exponents of zeros and of infinities and NaN. A sum of two tells what they are: below 0 there is a zero in it, and from
-// INFINITE on a special factor.
+// INFINITE on a special factor. OUTSIDE: of a left factor whose product is a zero whatever the right factor is.
 const ABSENT: i32 = -4096;
+const OUTSIDE: i32 = -20480;
 const SPECIAL: i32 = 12288;
 const INFINITE: i32 = 4096;
 // A product's exponent sum less that of its value.

@@ -5,8 +5,8 @@
 // constant and the arrays are registers, while the code is there once for all rows.
 //
 // A product declares the bindings `a` and `b`, `a_place(t)` and `b_place(t)` (where element t of the chain lies, counted
-// from a row's or column's first, in elements), and `term_of(value)` (a factor under its model). Constants: TILE; PAIRS (of
-// its elements, rounded up); those of mma.wgsl; MODEL (0: a chain of f32 fma, a term being the bits of an f32); A_CHAIN_LAST, B_CHAIN_LAST (the chain's
+// from a row's or column's first, in elements), `term_of(value)` (a factor under its model) and `left_term_of(value)` (the
+// same of `a`, or OUTSIDE for a place in the chain that has no product). Constants: TILE; PAIRS (of its elements, rounded up); those of mma.wgsl; MODEL (0: a chain of f32 fma, a term being the bits of an f32); A_CHAIN_LAST, B_CHAIN_LAST (the chain's
 // dimension is the last in memory); A_UNITS, B_UNITS (what lies side by side begins at a multiple of 16 bytes); UNIT
 // (elements in them).
 
@@ -51,7 +51,7 @@ fn element(word: u32, j: u32) -> u32 {
 }
 
 fn set_left(i: u32, value: u32, inside: bool) {
-    let term = term_of(select(0u, value, inside));
+    let term = left_term_of(select(0u, value, inside));
     left[i] = Term(term.exponent, term.sig << select(LEFT_SHIFT, 0u, MODEL == 0u));
 }
 
@@ -144,7 +144,8 @@ fn fill_right(t: u32, end: u32) {
 fn fma_step(c: u32, start: u32, length: u32) -> u32 {
     var chain = start;
     for (var i = 0u; i < STEP; i += 1u) { // unrolled
-        chain = select(chain, f32_fma(u32(left[i].sig), u32(right[c][i].sig), chain), i < length);
+        let sum = f32_fma(u32(left[i].sig), u32(right[c][i].sig), chain);
+        chain = select(chain, sum, i < length && left[i].exponent != OUTSIDE);
     }
     return chain;
 }
@@ -153,7 +154,10 @@ fn fma_step(c: u32, start: u32, length: u32) -> u32 {
 fn chain_is_nan(begin: u32, end: u32) -> bool {
     var seen: Specials;
     for (var t = begin; t < end; t += 1u) {
-        seen = with_product(seen, term_of(a_at(rows[0] + a_place(t))), term_of(b_at(columns[0] + b_place(t))));
+        let x = left_term_of(a_at(rows[0] + a_place(t)));
+        if x.exponent != OUTSIDE {
+            seen = with_product(seen, x, term_of(b_at(columns[0] + b_place(t))));
+        }
     }
     return seen.nan || seen.positive && seen.negative;
 }

@@ -36,11 +36,14 @@ impl Results {
     }
 }
 
-/// Compares bits, and names the first that differs.
+/// Compares bits, where any NaN is any other's equal, and names the first that differs.
 fn assert_bits(found: &Results, expected: &Results, what: &str) {
     for ((name, found), (_, expected)) in found.named().into_iter().zip(expected.named()) {
         assert_eq!(found.len(), expected.len(), "{name}");
-        let differs = |i: &usize| found[*i].to_bits() != expected[*i].to_bits();
+        let differs = |i: &usize| {
+            let (f, e) = (found[*i], expected[*i]);
+            f.to_bits() != e.to_bits() && !(f.is_nan() && e.is_nan())
+        };
         let all: Vec<usize> = (0..found.len()).filter(differs).collect();
         if let Some(&i) = all.first() {
             let (f, e) = (found[i], expected[i]);
@@ -177,7 +180,7 @@ impl Problem {
         if self.dtype == DType::F32 { x } else { bf16::round(x) }
     }
 
-    /// The rule, read literally: row by row, whole tiles, masked terms included as zeros.
+    /// The rule, read literally: row by row, whole tiles; what a row does not see is replaced by zeros.
     fn naive(&self, model: NumericModel) -> Results {
         let s = self.shape;
         let tokens = s.batch * s.sequence;
@@ -234,7 +237,7 @@ impl Problem {
             let p = p.map(|p| self.round(p));
             for (i, o) in o.iter_mut().enumerate() {
                 let mut v = [0.0; 128];
-                for key in tile..end {
+                for &key in &seen {
                     v[key - tile] = self.v(batch * s.sequence + key, head)[i];
                 }
                 *o = self.chain(model, &p, &v, *o * alpha);
@@ -242,7 +245,7 @@ impl Problem {
             m = m_new;
         }
         for (i, o) in o.into_iter().enumerate() {
-            r.out[(token * s.heads + head) * s.v_dim + i] = if l == 0.0 { 0.0 } else { self.round(o / l) };
+            r.out[(token * s.heads + head) * s.v_dim + i] = if l == 0.0 { 0.0 } else { self.round((o + 0.0) / l) };
         }
         r.lse[token * s.heads + head] = m + math::log(l);
     }
@@ -251,6 +254,7 @@ impl Problem {
         let s = self.shape;
         let heads: Vec<usize> = (0..s.heads).filter(|&head| self.kv(head) == kv_head).collect();
         let (n, first) = (s.sequence, batch * s.sequence);
+        let sees = |row: usize, key: usize| self.start(first + row) <= key && key <= row;
         let mut d_k = vec![0.0f32; n * s.qk_dim];
         let mut d_v = vec![0.0f32; n * s.v_dim];
         for head in heads {
@@ -270,21 +274,24 @@ impl Problem {
                 }
                 let q = (token * s.heads + head) * s.qk_dim;
                 for i in 0..s.qk_dim {
-                    let k: Vec<f32> = (0..n).map(|key| self.k(first + key, head)[i]).collect();
+                    let of = |key: usize| if sees(row, key) { self.k(first + key, head)[i] } else { 0.0 };
+                    let k: Vec<f32> = (0..n).map(of).collect();
                     let chain = self.chain(model, &ds[row * n..][..n], &k, 0.0);
-                    r.d_q[q + i] = self.round(chain * s.scale);
+                    r.d_q[q + i] = self.round((chain + 0.0) * s.scale);
                 }
             }
             let column = |x: &[f32], key: usize| (0..n).map(|row| x[row * n + key]).collect::<Vec<f32>>();
             for key in 0..n {
                 let (p, ds) = (column(&p, key), column(&ds, key));
                 for i in 0..s.v_dim {
-                    let d_out: Vec<f32> = (0..n).map(|row| self.d_out(first + row, head)[i]).collect();
+                    let of = |row: usize| if sees(row, key) { self.d_out(first + row, head)[i] } else { 0.0 };
+                    let d_out: Vec<f32> = (0..n).map(of).collect();
                     let acc = &mut d_v[key * s.v_dim + i];
                     *acc = self.chain(model, &p, &d_out, *acc);
                 }
                 for i in 0..s.qk_dim {
-                    let q: Vec<f32> = (0..n).map(|row| self.q(first + row, head)[i]).collect();
+                    let of = |row: usize| if sees(row, key) { self.q(first + row, head)[i] } else { 0.0 };
+                    let q: Vec<f32> = (0..n).map(of).collect();
                     let acc = &mut d_k[key * s.qk_dim + i];
                     *acc = self.chain(model, &ds, &q, *acc);
                 }
@@ -293,10 +300,10 @@ impl Problem {
         for key in 0..n {
             let at = (first + key) * s.kv_heads + kv_head;
             for i in 0..s.v_dim {
-                r.d_v[at * s.v_dim + i] = self.round(d_v[key * s.v_dim + i]);
+                r.d_v[at * s.v_dim + i] = self.round(d_v[key * s.v_dim + i] + 0.0);
             }
             for i in 0..s.qk_dim {
-                r.d_k[at * s.qk_dim + i] = self.round(d_k[key * s.qk_dim + i] * s.scale);
+                r.d_k[at * s.qk_dim + i] = self.round((d_k[key * s.qk_dim + i] + 0.0) * s.scale);
             }
         }
     }
@@ -425,6 +432,82 @@ fn b243_packed_documents_do_not_see_each_other() {
     assert_eq!((&a.out[12..], &a.d_q[12..], &a.d_k[12..]), (&b.out[12..], &b.d_q[12..], &b.d_k[12..]));
     assert_eq!(a.out[12..16], problem.v[12..16], "the first token of B sees only itself");
     assert_ne!(a.out[..12], b.out[..12]);
+}
+
+/// Values that are not finite, in each operand, for some element of one token.
+fn not_finite(problem: &Problem, token: usize) -> Vec<(String, Problem)> {
+    type Operand = fn(&mut Problem) -> &mut Vec<f32>;
+    let operands: [(&str, Operand); 4] =
+        [("q", |p| &mut p.q), ("k", |p| &mut p.k), ("v", |p| &mut p.v), ("d_out", |p| &mut p.d_out)];
+    let mut all = Vec::new();
+    for ((name, operand), value) in operands.into_iter().flat_map(|o| [f32::INFINITY, f32::NAN].map(|x| (o, x))) {
+        let mut changed = problem.clone();
+        let values = operand(&mut changed);
+        let columns = values.len() / (problem.shape.batch * problem.shape.sequence);
+        values[token * columns + 1] = value;
+        all.push((format!("{value} in {name} of token {token}"), changed));
+    }
+    all
+}
+
+#[test]
+fn what_is_not_seen_never_enters() {
+    for (dtype, model) in ARITHMETIC {
+        // A document ends within a step, a block and a tile; two query heads share a key head, two others do not.
+        let problem = Problem::new(shape(2, 150, 4, 2, 6, 5), dtype, 65).packed(&[70, 80]);
+        let expected = problem.run(model);
+        for token in [0, 69, 70, 100, 149, 150] {
+            for (what, changed) in not_finite(&problem, token) {
+                let found = changed.run(model);
+                assert_bits(&found, &changed.naive(model), &what);
+                // The other documents, and the heads that did not get the value.
+                let document = |t: usize| (t / 150, t % 150 / 70 > 0);
+                let each = found.named().into_iter().zip(expected.named());
+                for ((name, found), (_, expected)) in each {
+                    let columns = found.len() / 300;
+                    for (i, (f, e)) in found.iter().zip(expected).enumerate() {
+                        let stranger = document(i / columns) != document(token) || i % columns >= columns / 2;
+                        assert!(!stranger || f.to_bits() == e.to_bits(), "{what}: {name}[{i}] is {f:e}, not {e:e}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Row r of token t: what it sees is not finite.
+#[test]
+fn what_is_not_finite_shows_in_the_rows_that_see_it() {
+    for (dtype, model) in ARITHMETIC {
+        let problem = Problem::new(shape(1, 150, 1, 1, 6, 5), dtype, 66).packed(&[70, 80]);
+        for token in [3, 75, 140] {
+            for (what, changed) in not_finite(&problem, token) {
+                let found = changed.run(model);
+                let end = if token < 70 { 70 } else { 150 };
+                let own = what.contains(" q ") || what.contains(" d_out ");
+                for row in token..if own { token + 1 } else { end } {
+                    let forward = found.out[row * 5..][..5].iter().chain(&found.lse[row..row + 1]);
+                    let backward = &found.d_q[row * 6..][..6];
+                    let shows = forward.chain(backward).any(|x| !x.is_finite());
+                    assert!(shows, "{dtype:?} {model:?} {what}: row {row}");
+                }
+            }
+        }
+    }
+}
+
+/// Where all terms underflow, the sign of their sum would tell which terms came last.
+#[test]
+fn a_chain_that_ends_in_zero_ends_in_plus_zero() {
+    let tiny = 2.0f32.powi(-100);
+    for (dtype, model) in ARITHMETIC {
+        let mut problem = Problem::new(shape(1, 40, 1, 1, 4, 3), dtype, 67);
+        problem.d_out.iter_mut().for_each(|x| *x *= tiny);
+        problem.k.fill(-tiny);
+        let found = problem.run(model);
+        assert_bits(&found, &problem.naive(model), &format!("{dtype:?} {model:?}"));
+        assert!(found.d_q.iter().all(|x| x.to_bits() == 0), "{dtype:?} {model:?}: {:?}", found.d_q);
+    }
 }
 
 #[test]

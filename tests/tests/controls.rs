@@ -293,6 +293,11 @@ fn cuts_too_early(text: String) -> String {
     text.replace("const FRACTION_BITS: u32 = 25u;", "const FRACTION_BITS: u32 = 24u;")
 }
 
+/// A probability of zero times an infinity that the row does not see.
+fn multiplies_what_is_not_seen(text: String) -> String {
+    text.replace("select(term.exponent, OUTSIDE, value == UNSEEN)", "select(term.exponent, ABSENT, value == UNSEEN)")
+}
+
 #[test]
 fn the_harness_passes_the_shaders_as_they_are() {
     if adapter() {
@@ -331,5 +336,15 @@ fn the_harness_notices_a_shader_that_cuts_a_product_too_early() {
     if adapter() {
         let report = report("grouped_gemm_hopper", |_, numerics| mutated(numerics, cuts_too_early)).unwrap_err();
         assert!(report.contains("elements differ"), "{report}");
+    }
+}
+
+#[test]
+fn the_harness_notices_a_shader_that_multiplies_what_a_row_does_not_see() {
+    if adapter() {
+        for problem in ["attention_unseen_hopper", "attention_unseen_f32"] {
+            let report = report(problem, |_, numerics| mutated(numerics, multiplies_what_is_not_seen)).unwrap_err();
+            assert!(report.contains("(NaN), not "), "{report}");
+        }
     }
 }

@@ -2,6 +2,10 @@
 //!
 //! The forward pass does each block of each head on its own. The backward pass does one key head of one sequence on one
 //! thread, since the gradients of its keys and values are chains over all rows of all its query heads.
+//!
+//! A block multiplies what a row does not see by a probability of zero, which adds nothing to a chain unless it is
+//! infinite or NaN. Then the chain ends in a NaN, by which it is found, and the row (or key) is computed again alone,
+//! from what it sees.
 
 mod backward;
 mod forward;
@@ -22,7 +26,7 @@ use crate::tensor::Tensor;
 const OP: &str = "attention";
 
 /// Rows of a block. Half a key tile, so that little of the diagonal tiles is computed in vain; a multiple of every
-/// model's step, so that the chains along the rows go on from block to block.
+/// model's step, so that the chains along the rows go on from block to block. No bit depends on it.
 const BLOCK: usize = 64;
 
 /// What the two passes need besides the tensors.
@@ -97,6 +101,20 @@ impl<'a> Heads<'a> {
     fn columns(&self, batch: usize, head: usize, rows: &Range<usize>) -> Matrix<'a> {
         let Matrix { row, chain, .. } = self.rows(batch, head, rows);
         Matrix { rows: self.dim, row: chain, chain: row, ..self.rows(batch, head, rows) }
+    }
+
+    /// A copy `[rows, dim]` of the rows that are seen; the others are zero.
+    fn seen(&self, batch: usize, head: usize, rows: &Range<usize>, seen: impl Fn(usize) -> bool) -> Rounded {
+        fn copy<T: Copy + Default>(x: &[T], from: impl Iterator<Item = Option<usize>>, dim: usize) -> Vec<T> {
+            from.flat_map(|row| (0..dim).map(move |i| row.map_or(T::default(), |row| x[row + i]))).collect()
+        }
+        let Matrix { offset, row, .. } = self.rows(batch, head, rows);
+        let from = rows.clone().map(|r| seen(r).then(|| offset + (r - rows.start) * row.stride));
+        match self.data {
+            Elements::F32(x) => Rounded::F32(copy(x, from, self.dim)),
+            Elements::Bf16(x) => Rounded::Bf16(copy(x, from, self.dim)),
+            Elements::E4m3(_) => unreachable!("operands of attention are floats"),
+        }
     }
 }
 

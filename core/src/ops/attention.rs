@@ -51,9 +51,8 @@ pub struct AttentionShape {
 /// A tile without a visible key leaves the row as it is. At the end out = O / l, rounded once, and lse = m + log(l). A row
 /// that sees no key (its start lies past it) has out = 0 and lse = -inf.
 ///
-/// Terms with p = 0 change no bit of a chain of finite values: a zero product neither moves the grid of a step nor adds
-/// to it. So an implementation may skip them, and the size of its row blocks does not show. It does show where v is
-/// infinite or NaN at a key that the row does not see, and in the sign of a sum all of whose terms underflow.
+/// What a row does not see never enters, infinity and NaN included. In a step that other keys of a tile share with it, its
+/// product is one of zeros; and a chain along the keys that ends in -0 gives +0. So the size of row blocks does not show.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionForward<'a> {
     /// Queries.
@@ -78,7 +77,8 @@ pub struct AttentionForward<'a> {
 /// As [`AttentionForward`]; each gradient as its value.
 ///
 /// # Numerics
-/// Products and zero terms as in [`AttentionForward`]. For each row and visible key:
+/// Products, and what is not seen, as in [`AttentionForward`]; in the gradients of a key these are the rows that do not see
+/// it. For each row and visible key:
 /// - delta = row reduction of d_out * out over the head's elements;
 /// - p = exp((q . k) * scale - lse); dp = d_out . v, a chain along the head; ds = p * (dp - delta).
 ///

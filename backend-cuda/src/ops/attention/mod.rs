@@ -1,7 +1,7 @@
 //! Attention. NUMERICS.md, "Attention".
 //!
 //! bf16 operands go through the tensor cores in tiles, unless the model is `F32`; everything else is a chain of f32 fma,
-//! with a warp for each row. Both go through the keys block of rows by block of rows as the host does. Besides its tensors
+//! with a warp for each row. Both go through the keys block of rows by block of rows. Besides its tensors
 //! an op takes one number for each row and head (backward) and one for each block of rows of a sequence (with documents).
 
 pub(crate) mod chains;
@@ -17,7 +17,7 @@ use crate::kernel::{Binding, F32, FLOAT, Kernel, Launch, PRELUDE, U32, scalars, 
 
 const OP: &str = "attention";
 
-/// Rows of a block: those of a warpgroup, and the host's, so that the same keys are skipped.
+/// Rows of a block: those of a warpgroup. No bit depends on it.
 const BLOCK: usize = 64;
 
 /// Warps of a thread block where each has its own row, key or block of rows.

@@ -7,7 +7,9 @@ use super::{AttentionScalars, BLOCK, OP, Pass, SHARED, VISIBLE};
 use crate::driver::TensorMap;
 use crate::kernel::{BF16, Binding, F32, Kernel, Launch, PRELUDE, RING, SM90, U32, word};
 
+const STEP: &str = include_str!("../../../../kernels/tensor_core_step.cuh");
 const TILE: &str = include_str!("../../../../kernels/attention_tile.cuh");
+const ALONE: &str = include_str!("../../../../kernels/attention_alone.cuh");
 
 /// Warpgroups of a thread block that multiply, each with a block of rows or keys; one more brings in what they read.
 const WARPGROUPS: usize = 2;
@@ -32,7 +34,7 @@ const ALIGNMENT: usize = 16;
 
 pub(crate) static FORWARD: Kernel<AttentionScalars> = Kernel::new(
     "attention_forward",
-    &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_forward.cu")],
+    &[PRELUDE, VISIBLE, SM90, RING, STEP, TILE, ALONE, include_str!("../../../../kernels/attention_forward.cu")],
     &[
         Binding::read("q", BF16),
         Binding::read("k", BF16),
@@ -48,7 +50,7 @@ pub(crate) static FORWARD: Kernel<AttentionScalars> = Kernel::new(
 
 pub(crate) static GRAD_QUERIES: Kernel<AttentionScalars> = Kernel::new(
     "attention_grad_queries",
-    &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_grad_queries.cu")],
+    &[PRELUDE, VISIBLE, SM90, RING, STEP, TILE, ALONE, include_str!("../../../../kernels/attention_grad_queries.cu")],
     &[
         Binding::read("q", BF16),
         Binding::read("k", BF16),
@@ -66,7 +68,7 @@ pub(crate) static GRAD_QUERIES: Kernel<AttentionScalars> = Kernel::new(
 
 pub(crate) static GRAD_KEYS: Kernel<AttentionScalars> = Kernel::new(
     "attention_grad_keys",
-    &[PRELUDE, VISIBLE, SM90, RING, TILE, include_str!("../../../../kernels/attention_grad_keys.cu")],
+    &[PRELUDE, VISIBLE, SM90, RING, STEP, TILE, ALONE, include_str!("../../../../kernels/attention_grad_keys.cu")],
     &[
         Binding::read("q", BF16),
         Binding::read("k", BF16),

@@ -101,18 +101,98 @@ impl Pass<'_> {
             k: vec![0.0; shape.sequence * shape.qk_dim],
             v: vec![0.0; shape.sequence * shape.v_dim],
         };
-        for member in 0..group {
-            let head = Head { batch, kv_head, member, index: kv_head * group + member };
+        let heads =
+            move || (0..group).map(move |member| Head { batch, kv_head, member, index: kv_head * group + member });
+        for head in heads() {
             for rows in self.context.blocks() {
                 for tile in self.context.tiles(batch, &rows) {
                     self.tile(head, &rows, &tile, &mut scratch, &mut gradients);
                 }
             }
         }
+
+        let nan = |x: &[f32]| x.iter().any(|x| x.is_nan());
+        for head in heads() {
+            for row in 0..shape.sequence {
+                let d_q = &mut gradients.q[(head.member * shape.sequence + row) * shape.qk_dim..][..shape.qk_dim];
+                if nan(d_q) {
+                    self.row_alone(head, row, &mut scratch, d_q);
+                }
+            }
+        }
+        let each = gradients.k.chunks_mut(shape.qk_dim).zip(gradients.v.chunks_mut(shape.v_dim));
+        for (key, (d_k, d_v)) in each.enumerate() {
+            if nan(d_k) || nan(d_v) {
+                self.key_alone(heads(), key, &mut scratch, d_k, d_v);
+            }
+        }
+
+        // A chain that ended in -0 ends in +0.
         for d in gradients.q.iter_mut().chain(&mut gradients.k) {
-            *d *= shape.scale;
+            *d = (*d + 0.0) * shape.scale;
+        }
+        for d in &mut gradients.v {
+            *d += 0.0;
         }
         gradients
+    }
+
+    /// The chains of one row's query, from the keys that it sees.
+    fn row_alone(&self, head: Head, row: usize, scratch: &mut Scratch, d_q: &mut [f32]) {
+        let Context { shape, model, simd, .. } = self.context;
+        let Head { batch, kv_head, .. } = head;
+        let start = self.context.start(batch, row);
+        let sees = |key| start <= key && key <= row;
+        // Then so is all of it.
+        let i = self.place(head, row);
+        if sees(row) && (self.lse[i].is_nan() || self.delta[i].is_nan()) {
+            return;
+        }
+        let rows = row..row + 1;
+        d_q.fill(0.0);
+        for tile in self.context.tiles(batch, &rows) {
+            self.slopes(head, &rows, &tile, scratch);
+            let k = self.k.seen(batch, kv_head, &tile, sees);
+            let (ds, k) = (scratch.ds.along_keys(1, tile.len()), k.along_rows(shape.qk_dim));
+            product(model, simd, ds, k, tile.len(), d_q, shape.qk_dim);
+        }
+    }
+
+    /// The chains of one key, and of its value, from the rows that see it.
+    fn key_alone(
+        &self,
+        heads: impl Iterator<Item = Head> + Clone,
+        key: usize,
+        scratch: &mut Scratch,
+        d_k: &mut [f32],
+        d_v: &mut [f32],
+    ) {
+        let Context { shape, model, simd, .. } = self.context;
+        let tile = key..key + 1;
+        let sees = |head: Head, row| self.context.start(head.batch, row) <= key && key <= row;
+        let is_nan = |head, row| sees(head, row) && self.lse[self.place(head, row)].is_nan();
+        // Then so is all of both.
+        if heads.clone().any(|head| (key..shape.sequence).any(|row| is_nan(head, row))) {
+            return;
+        }
+        d_k.fill(0.0);
+        d_v.fill(0.0);
+        for head in heads {
+            let Head { batch, index, .. } = head;
+            let sees = |row| sees(head, row);
+            for rows in self.context.blocks().filter(|rows| key < rows.end) {
+                self.slopes(head, &rows, &tile, scratch);
+                let (d_out, q) = (self.d_out.seen(batch, index, &rows, sees), self.q.seen(batch, index, &rows, sees));
+                let (p, ds) = (scratch.p.along_rows(1), scratch.ds.along_rows(1));
+                product(model, simd, p, d_out.along_rows(shape.v_dim), rows.len(), d_v, shape.v_dim);
+                product(model, simd, ds, q.along_rows(shape.qk_dim), rows.len(), d_k, shape.qk_dim);
+            }
+        }
+    }
+
+    /// Where `lse` and `delta` have a row of a query head.
+    fn place(&self, head: Head, row: usize) -> usize {
+        (head.batch * self.context.shape.sequence + row) * self.context.shape.heads + head.index
     }
 
     /// Adds the part of one block of rows and one tile of keys.
@@ -126,6 +206,20 @@ impl Pass<'_> {
     ) {
         let Context { shape, model, simd, .. } = self.context;
         let Head { batch, kv_head, member, index } = head;
+        self.slopes(head, rows, tile, scratch);
+        let (n, keys, Scratch { p, ds, .. }) = (rows.len(), tile.len(), scratch);
+        let d_v = &mut gradients.v[tile.start * shape.v_dim..];
+        product(model, simd, p.along_rows(keys), self.d_out.columns(batch, index, rows), n, d_v, shape.v_dim);
+        let d_k = &mut gradients.k[tile.start * shape.qk_dim..];
+        product(model, simd, ds.along_rows(keys), self.q.columns(batch, index, rows), n, d_k, shape.qk_dim);
+        let d_q = &mut gradients.q[(member * shape.sequence + rows.start) * shape.qk_dim..];
+        product(model, simd, ds.along_keys(n, keys), self.k.columns(batch, kv_head, tile), keys, d_q, shape.qk_dim);
+    }
+
+    /// The probabilities and the gradients of the scores of some rows and keys, zero where a row does not see a key.
+    fn slopes(&self, head: Head, rows: &Range<usize>, tile: &Range<usize>, scratch: &mut Scratch) {
+        let Context { shape, model, simd, .. } = self.context;
+        let Head { batch, kv_head, index, .. } = head;
         let (n, keys) = (rows.len(), tile.len());
         let Scratch { scores, d_scores, p, ds } = scratch;
         let (scores, d_scores) = (zeros(scores, n * keys), zeros(d_scores, n * keys));
@@ -139,19 +233,12 @@ impl Pass<'_> {
             || {
                 for (row, (s, dp)) in rows.clone().zip(scores.chunks_mut(keys).zip(d_scores.chunks_mut(keys))) {
                     let seen = visible(row, self.context.start(batch, row), tile);
-                    let i = (batch * shape.sequence + row) * shape.heads + index;
+                    let i = self.place(head, row);
                     differentiate(shape.scale, self.lse[i], self.delta[i], s, dp, seen);
                 }
             },
         );
         p.store(simd, scores);
         ds.store(simd, d_scores);
-
-        let d_v = &mut gradients.v[tile.start * shape.v_dim..];
-        product(model, simd, p.along_rows(keys), self.d_out.columns(batch, index, rows), n, d_v, shape.v_dim);
-        let d_k = &mut gradients.k[tile.start * shape.qk_dim..];
-        product(model, simd, ds.along_rows(keys), self.q.columns(batch, index, rows), n, d_k, shape.qk_dim);
-        let d_q = &mut gradients.q[(member * shape.sequence + rows.start) * shape.qk_dim..];
-        product(model, simd, ds.along_keys(n, keys), self.k.columns(batch, kv_head, tile), keys, d_q, shape.qk_dim);
     }
 }

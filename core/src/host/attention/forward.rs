@@ -12,7 +12,7 @@ use crate::host::{Simd, simd};
 use crate::numerics::NumericModel;
 use crate::ops::{AttentionForward, OnlineSoftmax, visible};
 
-/// The result of one block.
+/// The result of some rows.
 struct Block {
     /// `[rows, v_dim]`.
     out: Vec<f32>,
@@ -58,6 +58,19 @@ struct Pass<'a> {
 
 impl Pass<'_> {
     fn block(&self, batch: usize, head: usize, rows: &Range<usize>, scores: &mut Vec<f32>, p: &mut Rounded) -> Block {
+        let mut block = self.rows(batch, head, rows, scores, p);
+        let each = rows.clone().zip(block.out.chunks_mut(self.context.shape.v_dim)).zip(&block.lse);
+        for ((row, out), lse) in each {
+            // Where the sum of the probabilities is NaN, so is every result.
+            if !lse.is_nan() && out.iter().any(|o| o.is_nan()) {
+                out.copy_from_slice(&self.rows(batch, head, &(row..row + 1), scores, p).out);
+            }
+        }
+        block
+    }
+
+    /// Rows that go through the keys together; a row alone meets no value that it does not see.
+    fn rows(&self, batch: usize, head: usize, rows: &Range<usize>, scores: &mut Vec<f32>, p: &mut Rounded) -> Block {
         let Context { shape, model, simd, .. } = self.context;
         let kv_head = head * shape.kv_heads / shape.heads;
         let q = self.q.rows(batch, head, rows);
@@ -82,7 +95,15 @@ impl Pass<'_> {
                 },
             );
             p.store(simd, scores);
-            let (p, v) = (p.along_keys(rows.len(), keys), self.v.columns(batch, kv_head, &tile));
+            let p = p.along_keys(rows.len(), keys);
+            let seen_by_row = (rows.len() == 1).then(|| {
+                let start = self.context.start(batch, rows.start);
+                self.v.seen(batch, kv_head, &tile, |key| start <= key && key <= rows.start)
+            });
+            let v = match &seen_by_row {
+                Some(values) => values.along_rows(shape.v_dim),
+                None => self.v.columns(batch, kv_head, &tile),
+            };
             product(model, simd, p, v, keys, &mut out, shape.v_dim);
         }
         let rows = state.into_iter().zip(out.chunks_mut(shape.v_dim));

@@ -52,7 +52,8 @@ impl OnlineSoftmax {
     #[inline(always)]
     pub(crate) fn finish(self, out: &mut [f32]) -> f32 {
         for o in out {
-            *o = if self.sum == 0.0 { 0.0 } else { *o / self.sum };
+            // A chain that ended in -0 ends in +0.
+            *o = if self.sum == 0.0 { 0.0 } else { (*o + 0.0) / self.sum };
         }
         self.max + math::log(self.sum)
     }

@@ -7,7 +7,7 @@ use dropless_core::{DType, NumericModel};
 use crate::differential::{Maker, Problem, Random};
 
 /// Chance makes the problems of `any_shape`; those of the others are lists.
-pub(super) const PROBLEMS: [Problem; 15] = [
+pub(super) const PROBLEMS: [Problem; 18] = [
     under(NumericModel::Hopper, "attention_hopper", any_shape),
     under(NumericModel::F32, "attention_f32", any_shape),
     listed(NumericModel::Hopper, "attention_lengths_hopper", lengths_around_tiles_and_squares),
@@ -23,6 +23,9 @@ pub(super) const PROBLEMS: [Problem; 15] = [
     listed(NumericModel::Hopper, "b255_rows_that_see_nothing", b255_rows_that_see_nothing),
     listed(NumericModel::Hopper, "attention_infinities_hopper", infinities_and_nan_that_all_see),
     listed(NumericModel::F32, "attention_infinities_f32", infinities_and_nan_that_all_see),
+    listed(NumericModel::Hopper, "attention_unseen_hopper", infinities_and_nan_that_few_see),
+    listed(NumericModel::F32, "attention_unseen_f32", infinities_and_nan_that_few_see),
+    listed(NumericModel::Hopper, "attention_unseen_head_sizes_of_models_hopper", infinities_and_nan_in_heads_of_models),
 ];
 
 const fn under(numerics: NumericModel, name: &'static str, run: fn(&mut Maker<'_>)) -> Problem {
@@ -36,13 +39,17 @@ const fn listed(numerics: NumericModel, name: &'static str, run: fn(&mut Maker<'
 /// Changes the values of q, k, v and d_out.
 type Put = fn(&AttentionShape, &mut [Vec<f32>; 4]);
 
-/// An attention; `put` has the last word on its values.
+/// An attention. After its values are drawn, `put` changes them, and then so many elements, wherever they are, become
+/// infinities or NaN.
 #[derive(Clone, Debug)]
 struct Case {
     shape: AttentionShape,
     start: Option<Vec<u32>>,
     put: Put,
+    specials: usize,
 }
+
+const SPECIALS: [f32; 3] = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
 
 /// The first key of each row for documents of these lengths.
 fn documents(lengths: &[usize]) -> Vec<u32> {
@@ -58,21 +65,21 @@ fn shape(batch: usize, sequence: usize, heads: [usize; 2], dims: [usize; 2]) -> 
     AttentionShape { batch, sequence, heads: heads[0], kv_heads: heads[1], qk_dim: dims[0], v_dim: dims[1], scale }
 }
 
-/// A finite value: what a row does not see must not be infinite or NaN, as there the order of skipping shows. And of
-/// such a size that no product of a chain underflows, as then the sign of zero tells what was skipped.
+/// A finite value, now and then so small that products with it underflow.
 fn ordinary(random: &mut Random) -> f32 {
     let value = random.below(4001) as f32 / 1000.0 - 2.0;
     match random.below(40) {
         0 => 0.0,
         1 => -0.0,
         2 => value / 1024.0,
+        3 => value * 2.0f32.powi(-130),
         _ => value,
     }
 }
 
 impl Case {
     fn new(shape: AttentionShape) -> Case {
-        Case { shape, start: None, put: |_, _| {} }
+        Case { shape, start: None, put: |_, _| {}, specials: 0 }
     }
 
     /// The same starts in each sequence.
@@ -97,6 +104,11 @@ impl Case {
         let mut values =
             columns.map(|columns| (0..tokens * columns).map(|_| ordinary(&mut m.random)).collect::<Vec<_>>());
         (self.put)(&shape, &mut values);
+        for _ in 0..self.specials {
+            let operand = &mut values[m.random.below(4)];
+            let at = m.random.below(operand.len());
+            operand[at] = SPECIALS[m.random.below(3)];
+        }
         let bytes = values.map(|values| match dtype {
             DType::F32 => bytemuck::cast_slice(&values).to_vec(),
             _ => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect::<Vec<u8>>(),
@@ -176,11 +188,64 @@ fn infinities_and_nan_that_all_see(m: &mut Maker<'_>) {
     }
 }
 
+/// Puts a value into the last element of one head of a token.
+fn put(operand: &mut [f32], tokens: usize, heads: usize, [token, head]: [usize; 2], value: f32) {
+    let dim = operand.len() / tokens / heads;
+    operand[((token * heads) + head) * dim + dim - 1] = value;
+}
+
+/// Documents end within a tile and a block. What is not finite stands in the middle of one, and at both sides of the end
+/// of a sequence; rows before it, the other documents, the next sequence and other heads do not see it.
+fn infinities_and_nan_that_few_see(m: &mut Maker<'_>) {
+    const SEQUENCE: usize = 200;
+    const TOKENS: usize = 2 * SEQUENCE;
+    let puts: [Put; 6] = [
+        |s, [q, ..]| put(q, TOKENS, s.heads, [100, 1], f32::NAN),
+        |s, [_, k, ..]| put(k, TOKENS, s.kv_heads, [100, 1], f32::NEG_INFINITY),
+        |s, [_, _, v, _]| put(v, TOKENS, s.kv_heads, [100, 0], f32::INFINITY),
+        |s, [.., d_out]| put(d_out, TOKENS, s.heads, [100, 2], f32::INFINITY),
+        |s, [q, k, v, d_out]| {
+            put(q, TOKENS, s.heads, [SEQUENCE, 0], f32::INFINITY);
+            put(k, TOKENS, s.kv_heads, [SEQUENCE - 1, 0], f32::NAN);
+            put(v, TOKENS, s.kv_heads, [SEQUENCE - 1, 1], f32::NAN);
+            put(d_out, TOKENS, s.heads, [SEQUENCE, 3], f32::NAN);
+        },
+        |s, [_, k, v, _]| {
+            put(k, TOKENS, s.kv_heads, [SEQUENCE, 0], f32::INFINITY);
+            put(v, TOKENS, s.kv_heads, [SEQUENCE, 0], f32::NEG_INFINITY);
+        },
+    ];
+    for put in puts {
+        let case = Case { put, ..Case::new(shape(2, SEQUENCE, [4, 2], [24, 40])) };
+        case.starts(&documents(&[70, 75, 55])).run(m);
+    }
+}
+
+/// The last key of a document and the first row of the next, in the tile of both and in two blocks of rows.
+fn infinities_and_nan_in_heads_of_models(m: &mut Maker<'_>) {
+    const TOKENS: usize = 260;
+    let puts: [Put; 2] = [
+        |s, [q, _, v, _]| {
+            put(q, TOKENS, s.heads, [190, 1], f32::INFINITY);
+            put(v, TOKENS, s.kv_heads, [189, 0], f32::INFINITY);
+        },
+        |s, [_, k, _, d_out]| {
+            put(k, TOKENS, s.kv_heads, [189, 0], f32::NAN);
+            put(d_out, TOKENS, s.heads, [190, 0], f32::NAN);
+        },
+    ];
+    for (put, dims) in puts.into_iter().flat_map(|put| [[64, 64], [192, 128], [256, 256]].map(|dims| (put, dims))) {
+        let case = Case { put, ..Case::new(shape(1, TOKENS, [2, 1], dims)) };
+        case.starts(&documents(&[70, 120, 70])).run(m);
+    }
+}
+
 fn any_shape(m: &mut Maker<'_>) {
     let (batch, sequence) = (1 + m.below(3), 1 + m.below(160));
     let (kv_heads, group) = (1 + m.below(3), 1 + m.below(3));
     let dims = [0; 2].map(|_| 1 + m.below(40));
-    let case = Case::new(shape(batch, sequence, [kv_heads * group, kv_heads], dims));
+    let specials = m.below(4);
+    let case = Case { specials, ..Case::new(shape(batch, sequence, [kv_heads * group, kv_heads], dims)) };
     // Any key up to the row's own, which is more than packing makes.
     let starts: Vec<u32> = (0..sequence).map(|row| m.random.below(row + 1) as u32).collect();
     if m.flag() { case.starts(&starts).run(m) } else { case.run(m) }
