@@ -115,7 +115,7 @@ struct Softmax {
 
 // The result of one row that sees a key, by a warp.
 __device__ __forceinline__ void row_alone(const Given& given, u64 token, u32 head, u32 row) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u32 kv_head = head / (p.heads / p.kv_heads), lane = lane_id();
     const HeadRows q(given.q, p.heads, p.qk_dim, token, head);
     const HeadRows k(given.k, p.kv_heads, p.qk_dim, token, kv_head), v(given.v, p.kv_heads, p.v_dim, token, kv_head);

@@ -118,7 +118,7 @@ __device__ __forceinline__ void probabilities_and_slopes(Scores& s, Scores& dp, 
 
 // The gradients of one key and its value, by a warp.
 __device__ __forceinline__ void key_alone(const Given& given, u64 token, u32 kv_head, u32 key) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 place = (token + key) * p.kv_heads + kv_head;
     const u32 members = p.heads / p.kv_heads, lane = lane_id();
     const HeadRows k(given.k, p.kv_heads, p.qk_dim, token, kv_head), v(given.v, p.kv_heads, p.v_dim, token, kv_head);

@@ -90,7 +90,7 @@ struct RowFacts {
 
 // The gradient of one row's query, by a warp.
 __device__ __forceinline__ void row_alone(const Given& given, u64 token, u32 head, u32 row) {
-    const Params& p = given.params;
+    const Scalars& p = given.scalars;
     const u64 query = (token + row) * p.heads + head;
     const u32 kv_head = head / (p.heads / p.kv_heads), lane = lane_id();
     const HeadRows q(given.q, p.heads, p.qk_dim, token, head), d_out(given.d_out, p.heads, p.v_dim, token, head);
