@@ -6,6 +6,7 @@ use dropless::Config;
 use dropless::config::{ModelConfig, Policy, Recipe};
 use dropless_model::families::DeepseekV3;
 use dropless_model::rope::Scaling;
+use serde_json::{Map, Value, json};
 
 fn load(overrides: &[&str]) -> dropless::Result<Config> {
     Config::load(None, &overrides.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>())
@@ -237,4 +238,267 @@ fn an_architecture_that_is_not_supported_is_named() {
         std::fs::write(&path, text.replace(from, to)).unwrap();
         assert_names(&refuse(path.to_str().unwrap()), &words);
     }
+}
+
+/// A reference's `config.json` without its own word on rotary positions, and with these keys.
+fn changed(reference: &str, changes: Value) -> dropless_model::Result<ModelConfig> {
+    let text = std::fs::read_to_string(format!("{REFERENCE}/{reference}/config.json")).unwrap();
+    let mut fields: Map<String, Value> = serde_json::from_str(&text).unwrap();
+    fields.remove("rope_parameters");
+    fields.extend(changes.as_object().unwrap().clone());
+    read(&serde_json::to_string(&fields).unwrap())
+}
+
+fn read(text: &str) -> dropless_model::Result<ModelConfig> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.json");
+    std::fs::write(&path, text).unwrap();
+    ModelConfig::from_hf(&path)
+}
+
+/// `a` and `b` as one object.
+fn and(a: &Value, b: Value) -> Value {
+    let both = [a, &b].into_iter().flat_map(|value| value.as_object().unwrap().clone());
+    Value::Object(both.collect())
+}
+
+fn rope_theta(model: &ModelConfig) -> f64 {
+    match model {
+        ModelConfig::DeepseekV3(model) => model.rope_theta,
+        ModelConfig::Qwen3Moe(model) => model.rope_theta,
+        ModelConfig::Mixtral(model) => model.rope_theta,
+    }
+}
+
+fn rope_scaling(model: &ModelConfig) -> Option<&Scaling> {
+    match model {
+        ModelConfig::DeepseekV3(model) => model.rope_scaling.as_ref(),
+        ModelConfig::Qwen3Moe(model) => model.rope_scaling.as_ref(),
+        ModelConfig::Mixtral(model) => model.rope_scaling.as_ref(),
+    }
+}
+
+const REFERENCES: [&str; 3] = ["deepseek_v3_a", "qwen3_moe_a", "mixtral_a"];
+
+#[test]
+fn every_spelling_of_rotary_positions_means_the_same() {
+    let (theta, default) = (json!({"rope_theta": 5e4}), json!({"rope_type": "default"}));
+    let factor = json!({"rope_type": "yarn", "factor": 4.0});
+    let yarn = and(&factor, json!({"original_max_position_embeddings": 32}));
+    let older = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32});
+    for reference in REFERENCES {
+        let expected = changed(reference, json!({"rope_parameters": and(&yarn, theta.clone())})).unwrap();
+        let Some(Scaling::Yarn(found)) = rope_scaling(&expected) else { panic!("{expected:?}") };
+        assert_eq!((rope_theta(&expected), found.factor, found.original_max_position_embeddings), (5e4, 4.0, 32));
+        assert_eq!((found.beta_fast, found.beta_slow, found.truncate), (32.0, 1.0, true));
+        for spelling in [
+            json!({"rope_parameters": yarn}),
+            json!({"rope_parameters": and(&older, theta.clone())}),
+            json!({"rope_parameters": and(&older, json!({"rope_type": "yarn"}))}),
+            json!({"rope_parameters": and(&yarn, json!({"mscale": null, "beta_fast": null, "attention_factor": null}))}),
+            json!({"rope_parameters": and(&yarn, json!({"partial_rotary_factor": 1.0, "truncate": true}))}),
+            json!({"rope_scaling": yarn}),
+            json!({"rope_scaling": older}),
+            json!({"rope_scaling": older, "rope_parameters": and(&default, theta.clone())}),
+            json!({"rope_scaling": older, "rope_parameters": and(&yarn, theta.clone())}),
+            json!({"rope_scaling": {}, "rope_parameters": yarn}),
+            json!({"rope_scaling": null, "rope_parameters": yarn}),
+            json!({"rope_parameters": factor, "original_max_position_embeddings": 32}),
+            json!({"rope_parameters": yarn, "original_max_position_embeddings": 32}),
+            json!({"rope_parameters": factor, "max_position_embeddings": 32}),
+            json!({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 32, "factor": null}}),
+        ] {
+            let mut found = changed(reference, and(&theta, spelling.clone())).unwrap();
+            if spelling.get("max_position_embeddings").is_some() {
+                found = with_positions(found, 128);
+            }
+            assert_eq!(found, expected, "{reference}: {spelling}");
+        }
+        assert_eq!(read(&expected.to_hf()).unwrap(), expected);
+    }
+}
+
+fn with_positions(mut model: ModelConfig, positions: usize) -> ModelConfig {
+    match &mut model {
+        ModelConfig::DeepseekV3(model) => model.max_position_embeddings = positions,
+        ModelConfig::Qwen3Moe(model) => model.max_position_embeddings = positions,
+        ModelConfig::Mixtral(model) => model.max_position_embeddings = positions,
+    }
+    model
+}
+
+#[test]
+fn f09_every_field_of_rotary_positions_counts() {
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32});
+    let more = json!({"attention_factor": 50, "truncate": false, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7,
+        "mscale_all_dim": 1.3});
+    for reference in REFERENCES {
+        let of =
+            |more: Value| changed(reference, json!({"rope_theta": 1e4, "rope_parameters": and(&yarn, more)})).unwrap();
+        let all = of(more.clone());
+        let Some(Scaling::Yarn(found)) = rope_scaling(&all) else { panic!("{all:?}") };
+        assert_eq!((found.attention_factor, found.truncate), (Some(50.0), false));
+        assert_eq!((found.beta_fast, found.beta_slow), (16.0, 2.0));
+        assert_eq!((found.mscale, found.mscale_all_dim), (Some(0.7), Some(1.3)));
+        assert_eq!(read(&all.to_hf()).unwrap(), all);
+        // Other libraries take this null, alone of all, for another value than the default.
+        let null = of(json!({"truncate": null}));
+        assert!(matches!(rope_scaling(&null), Some(Scaling::Yarn(yarn)) if !yarn.truncate));
+        let linear = changed(reference, json!({"rope_scaling": {"type": "linear", "factor": 3}})).unwrap();
+        assert!(matches!(rope_scaling(&linear), Some(Scaling::Linear(linear)) if linear.factor == 3.0));
+        let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4.0});
+        let llama3 = changed(reference, json!({"rope_parameters": llama3})).unwrap();
+        let Some(Scaling::Llama3(found)) = rope_scaling(&llama3) else { panic!("{llama3:?}") };
+        assert_eq!((found.low_freq_factor, found.high_freq_factor), (1.0, 4.0));
+        assert_eq!(found.original_max_position_embeddings, 128, "the longest position, where it is not said");
+        for model in [linear, llama3] {
+            assert_eq!(read(&model.to_hf()).unwrap(), model);
+        }
+    }
+    let usual = REFERENCES.map(|reference| rope_theta(&changed(reference, json!({})).unwrap()));
+    assert_eq!(usual, [1e4, 1e4, 1e6], "what the families take where a file says nothing");
+}
+
+#[test]
+fn f09_a_field_of_rotary_positions_that_does_not_count_is_refused_by_name() {
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32});
+    let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
+    let parameters = |more: Value| json!({"rope_parameters": and(&yarn, more)});
+    for (changes, words) in [
+        (parameters(json!({"short_factor": [1.0]})), &["rope_scaling", "short_factor"][..]),
+        (parameters(json!({"low_freq_factor": 1.0})), &["rope_scaling", "low_freq_factor"]),
+        (json!({"rope_parameters": and(&llama3, json!({"beta_fast": 32}))}), &["rope_scaling", "beta_fast"]),
+        (json!({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1.0}}), &["rope_scaling", "mscale"]),
+        (json!({"rope_scaling": {"type": "linear"}}), &["rope_scaling", "factor"]),
+        (json!({"rope_scaling": {"type": "longrope", "factor": 2.0}}), &["rope_scaling", "longrope"]),
+        (json!({"rope_parameters": {"rope_type": "default", "factor": 2.0}}), &["rope_parameters", "factor"]),
+        (
+            json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}}),
+            &["rope_parameters", "full_attention"],
+        ),
+        (json!({"rope_parameters": "yarn"}), &["rope_parameters", "yarn", "object"]),
+        (parameters(json!({"partial_rotary_factor": 0.5})), &["rope_parameters", "partial_rotary_factor 0.5"]),
+        (json!({"partial_rotary_factor": 0.5}), &["partial_rotary_factor 0.5"]),
+        (parameters(json!({"type": "linear"})), &["rope_parameters", "rope_type \"yarn\"", "type \"linear\""]),
+        (
+            json!({"rope_parameters": yarn, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+            &["rope_parameters", "rope_scaling", "differ"],
+        ),
+        (json!({"rope_parameters": yarn, "rope_scaling": {"type": "default"}}), &["rope_parameters", "rope_scaling"]),
+        (parameters(json!({"rope_theta": 1e5})), &["rope_theta 100000", "rope_theta 10000", "config.json"]),
+        (
+            json!({"rope_theta": null, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}, "rope_scaling": yarn}),
+            &["rope_parameters", "rope_theta 100000", "default"],
+        ),
+        (
+            and(&parameters(json!({})), json!({"original_max_position_embeddings": 64})),
+            &["original_max_position_embeddings 32", "64"],
+        ),
+        (parameters(json!({"factor": 0.5})), &["rope_scaling.factor is 0.5"]),
+        (parameters(json!({"beta_slow": 64})), &["rope_scaling.beta_fast is 32", "beta_slow is 64"]),
+        (parameters(json!({"mscale": "1"})), &["mscale"]),
+    ] {
+        for reference in REFERENCES {
+            let message = match changed(reference, and(&json!({"rope_theta": 1e4}), changes.clone())) {
+                Err(error) => error.to_string(),
+                Ok(model) => panic!("{reference}: {changes} was read as {model:?}"),
+            };
+            assert!(!message.contains('\n'), "one line: {message}");
+            assert_names(&message, words);
+        }
+    }
+}
+
+#[test]
+fn an_absent_key_means_what_other_libraries_take() {
+    let without = |reference: &str, key: &str, more: Value| {
+        let text = std::fs::read_to_string(format!("{REFERENCE}/{reference}/config.json")).unwrap();
+        let mut fields: Map<String, Value> = serde_json::from_str(&text).unwrap();
+        fields.remove(key);
+        fields.extend(more.as_object().unwrap().clone());
+        read(&serde_json::to_string(&fields).unwrap()).unwrap()
+    };
+    let ModelConfig::DeepseekV3(model) = without("deepseek_v3_a", "q_lora_rank", json!({})) else { panic!() };
+    assert_eq!(model.q_lora_rank, 1536);
+    let ModelConfig::DeepseekV3(model) = without("deepseek_v3_a", "", json!({"q_lora_rank": null})) else { panic!() };
+    assert_eq!(model.q_lora_rank, 0, "null is a plain projection");
+    let ModelConfig::DeepseekV3(model) = without("deepseek_v3_a", "n_shared_experts", json!({})) else { panic!() };
+    assert_eq!(model.n_shared_experts, 1);
+    let heads = json!({"num_attention_heads": 16});
+    let ModelConfig::Qwen3Moe(model) = without("qwen3_moe_a", "num_key_value_heads", heads.clone()) else { panic!() };
+    assert_eq!(model.num_key_value_heads, Some(4));
+    let ModelConfig::Mixtral(model) = without("mixtral_a", "num_key_value_heads", heads) else { panic!() };
+    assert_eq!(model.num_key_value_heads, Some(8));
+    let layers = json!({"num_hidden_layers": 1, "first_k_dense_replace": 3});
+    let ModelConfig::DeepseekV3(model) = without("deepseek_v3_a", "", layers) else { panic!() };
+    assert_eq!(model.first_k_dense_replace, 3, "all of them");
+}
+
+#[test]
+fn f08_what_other_libraries_would_read_as_another_model_is_refused_when_a_run_starts() {
+    assert_names(&refusal(1, &["model.scoring_func=softmax"]), &["scoring_func", "softmax", "sigmoid"]);
+    let one_each = ["model.n_group=16", "model.topk_group=8"];
+    assert_names(&refusal(1, &one_each), &["n_group is 16", "one expert in each", "two best"]);
+    let one = ["model.n_routed_experts=1", "model.num_experts_per_tok=1", "model.n_group=1", "model.topk_group=1"];
+    assert_names(&refusal(1, &one), &["n_group is 1", "one expert in each"]);
+    for (reference, changes, words) in [
+        ("deepseek_v3_a", json!({"scoring_func": "softmax"}), &["scoring_func", "softmax"][..]),
+        ("deepseek_v3_a", json!({"n_group": 8}), &["n_group is 8"]),
+        ("deepseek_v3_a", json!({"num_key_value_heads": 2}), &["num_key_value_heads is 2", "num_attention_heads is 4"]),
+        ("deepseek_v3_a", json!({"rope_interleave": false}), &["rope_interleave", "false"]),
+        ("deepseek_v3_a", json!({"topk_method": "greedy"}), &["topk_method", "greedy"]),
+        ("deepseek_v3_a", json!({"moe_layer_freq": 2}), &["moe_layer_freq", "2"]),
+        ("qwen3_moe_a", json!({"use_sliding_window": true}), &["use_sliding_window"]),
+        ("qwen3_moe_a", json!({"attention_bias": true}), &["attention_bias"]),
+        ("qwen3_moe_a", json!({"num_experts": 4}), &["num_experts", "4", "8"]),
+        ("mixtral_a", json!({"sliding_window": 4096}), &["sliding_window", "4096"]),
+        ("mixtral_a", json!({"hidden_act": "gelu"}), &["hidden_act", "gelu"]),
+    ] {
+        match changed(reference, changes.clone()) {
+            Err(error) => assert_names(&error.to_string(), words),
+            Ok(model) => panic!("{reference}: {changes} was read as {model:?}"),
+        }
+    }
+}
+
+#[test]
+fn each_family_starts_from_its_own_defaults() {
+    for family in ["deepseek_v3", "qwen3_moe", "mixtral"] {
+        let config = load(&[&format!("model.family={family}")]).unwrap();
+        assert_eq!(config.model.family(), family);
+        for ranks in [1, 2, 4] {
+            config.check(ranks, ranks).unwrap();
+        }
+        config.check_data().unwrap();
+        let path = match family {
+            "deepseek_v3" => "default.toml".to_owned(),
+            other => format!("{other}.toml"),
+        };
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs").join(path);
+        assert_eq!(Config::load(Some(&path), &[]).unwrap(), config, "{}", path.display());
+        assert_eq!(Config::from_toml(&config.to_toml(), "config.toml").unwrap(), config);
+        assert_eq!(read(&config.model.to_hf()).unwrap(), config.model);
+    }
+}
+
+#[test]
+fn a_key_that_a_family_does_not_have_is_refused_with_the_familys_name() {
+    for (family, key) in [
+        ("qwen3_moe", "kv_lora_rank=8"),
+        ("qwen3_moe", "n_routed_experts=8"),
+        ("qwen3_moe", "routed_scaling_factor=2.0"),
+        ("mixtral", "norm_topk_prob=true"),
+        ("mixtral", "moe_intermediate_size=64"),
+        ("deepseek_v3", "num_key_value_heads=2"),
+        ("deepseek_v3", "num_local_experts=8"),
+    ] {
+        let name = format!("model.{}", key.split_once('=').unwrap().0);
+        let message = refusal(1, &[&format!("model.family={family}"), &format!("model.{key}")]);
+        assert_names(&message, &["unknown key", &name, family]);
+    }
+    let unknown = refusal(1, &["model.family=llama"]);
+    assert_names(&unknown, &["family is llama", "deepseek_v3, qwen3_moe, mixtral"]);
+    assert_names(&refusal(1, &["model.family=3"]), &["family is 3", "deepseek_v3"]);
+    let unbalanced = refusal(1, &["model.family=mixtral", "train.bias_update_rate=0.1"]);
+    assert_names(&unbalanced, &["bias_update_rate", "mixtral", "aux_loss_coefficient"]);
 }

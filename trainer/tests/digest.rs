@@ -27,6 +27,39 @@ const SMALL: &[&str] = &[
     "model.kv_lora_rank=32",
     "model.n_routed_experts=8",
     "model.num_nextn_predict_layers=1",
+];
+
+/// Small models of the other families: shared keys and values, norms of heads, a dense layer among the sparse ones, tied
+/// and separate output matrices, scaled rotary positions.
+const OTHERS: [&[&str]; 2] = [
+    &[
+        "model.family=\"qwen3_moe\"",
+        "model.hidden_size=64",
+        "model.intermediate_size=64",
+        "model.moe_intermediate_size=32",
+        "model.num_hidden_layers=3",
+        "model.mlp_only_layers=[1]",
+        "model.num_attention_heads=4",
+        "model.num_key_value_heads=2",
+        "model.head_dim=24",
+        "model.num_experts=8",
+        "model.tie_word_embeddings=true",
+        "model.rope_scaling={type=\"yarn\", factor=4.0, original_max_position_embeddings=16}",
+    ],
+    &[
+        "model.family=\"mixtral\"",
+        "model.hidden_size=64",
+        "model.intermediate_size=96",
+        "model.num_hidden_layers=2",
+        "model.num_attention_heads=4",
+        "model.num_key_value_heads=1",
+        "model.head_dim=16",
+        "model.num_local_experts=4",
+    ],
+];
+
+/// Two micro-steps, four shards.
+const RUN: &[&str] = &[
     "train.sequence_length=32",
     "train.batch_size=8",
     "train.micro_batch_size=4",
@@ -39,7 +72,11 @@ const SMALL: &[&str] = &[
 ];
 
 fn config(more: &[&str]) -> Config {
-    let all: Vec<String> = SMALL.iter().chain(more).map(|s| (*s).to_owned()).collect();
+    of(SMALL, more)
+}
+
+fn of(model: &[&str], more: &[&str]) -> Config {
+    let all: Vec<String> = model.iter().chain(RUN).chain(more).map(|s| (*s).to_owned()).collect();
     Config::load(None, &all).unwrap()
 }
 
@@ -63,6 +100,35 @@ fn b124_b154_ranks_and_threads_do_not_matter() {
             assert_eq!(digest(&config, |o| o.ranks = ranks), expected, "{recipe}, {ranks} ranks");
         }
         assert_eq!(digest(&config, |o| o.threads = 1), expected, "{recipe}, 1 thread");
+    }
+}
+
+#[test]
+fn the_other_families_agree_on_any_ranks_and_after_a_stop() {
+    for model in OTHERS {
+        for recipe in ["f32", "bf16", "mxfp8", "fp8-block"] {
+            let recipe = format!("train.recipe=\"{recipe}\"");
+            let set = [&recipe, "train.steps=4", "train.checkpoint_interval=2", "train.keep_checkpoints=0"];
+            let config = of(model, &set);
+            let expected = digest(&config, |_| {});
+            for ranks in [2, 4] {
+                assert_eq!(digest(&config, |o| o.ranks = ranks), expected, "{model:?}, {recipe}, {ranks} ranks");
+            }
+            let out = tempfile::tempdir().unwrap();
+            train::run(&config, &TrainOptions { ranks: 2, ..options(out.path()) }).unwrap();
+            std::fs::remove_dir_all(out.path().join("checkpoints/step-000004")).unwrap();
+            let rest = TrainOptions { resume: true, ..options(out.path()) };
+            let digest = train::run(&config, &rest).unwrap().unwrap().digest;
+            assert_eq!(digest, expected, "{model:?}, {recipe}, resumed");
+        }
+        let all = ["attention_input", "qkv", "attention_output", "mlp_input", "dispatched", "gate_up", "expert_hidden"];
+        let expected = digest(&of(model, &["train.steps=2"]), |_| {});
+        for policy in ["offload", "recompute"] {
+            let mut set: Vec<String> = all.iter().map(|class| format!("activations.{class}=\"{policy}\"")).collect();
+            set.push("train.steps=2".into());
+            let set: Vec<&str> = set.iter().map(String::as_str).collect();
+            assert_eq!(digest(&of(model, &set), |_| {}), expected, "{model:?}, {policy}");
+        }
     }
 }
 
@@ -232,7 +298,7 @@ fn processes_with_different_configurations_do_not_start() {
 fn killed_at_any_point_and_resumed_a_run_ends_with_the_same_digest() {
     let mut set = vec!["train.checkpoint_interval=2"];
     let expected = digest(&config(&set), |_| {});
-    set.extend(SMALL);
+    set.extend(SMALL.iter().chain(RUN));
     let out = tempfile::tempdir().unwrap();
     let run = |wait: Option<Duration>| -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_dropless"));
@@ -262,15 +328,17 @@ fn any_gpu_has_the_digest_of_the_host() {
         println!("skipped: no adapter for wgpu");
         return;
     }
-    for recipe in ["f32", "bf16", "mxfp8", "fp8-block"] {
-        let config = config(&[&format!("train.recipe=\"{recipe}\"")]);
-        let steps = |backend, ranks| {
-            let options = TrainOptions { backend, ranks, ..TrainOptions::default() };
-            train::steps_in_memory(&config, &options, 2).unwrap().unwrap()
-        };
-        let expected = steps(BackendKind::Host, 1);
-        for ranks in [1, 2] {
-            assert_eq!(steps(BackendKind::Wgpu, ranks), expected, "{recipe}, {ranks} ranks");
+    for model in [SMALL].into_iter().chain(OTHERS) {
+        for recipe in ["f32", "bf16", "mxfp8", "fp8-block"] {
+            let config = of(model, &[&format!("train.recipe=\"{recipe}\"")]);
+            let steps = |backend, ranks| {
+                let options = TrainOptions { backend, ranks, ..TrainOptions::default() };
+                train::steps_in_memory(&config, &options, 2).unwrap().unwrap()
+            };
+            let expected = steps(BackendKind::Host, 1);
+            for ranks in [1, 2] {
+                assert_eq!(steps(BackendKind::Wgpu, ranks), expected, "{model:?}, {recipe}, {ranks} ranks");
+            }
         }
     }
     let config = config(&["moe.expert_shards=2"]);

@@ -1,12 +1,12 @@
 //! The model against another framework, and what a step may and may not change.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use dropless::config::{Config, Recipe};
 use dropless::options::TrainOptions;
 use dropless::train::reference;
-use dropless::verify::Report;
+use dropless::verify::{Outcome, Report};
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::{Backend, DType, NumericModel};
 use dropless_model::hf::TensorFiles;
@@ -14,20 +14,50 @@ use dropless_model::nn::Tokens;
 use dropless_model::{Inputs, Model};
 use dropless_tests::metered::Metered;
 
-fn reference_report(ranks: usize, expert_ranks: usize) -> Report {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/reference/deepseek_v3_a");
+const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data");
+
+/// The model directories in `tests/data/KIND`.
+fn model_dirs(kind: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(Path::new(DATA).join(kind)).unwrap().map(|entry| entry.unwrap().path());
+    let mut dirs: Vec<PathBuf> = entries.filter(|path| path.join("config.json").exists()).collect();
+    dirs.sort();
+    dirs
+}
+
+fn report(dir: &Path, ranks: usize, expert_ranks: usize) -> Report {
     let options = TrainOptions { ranks, expert_parallel: Some(expert_ranks), threads: 2, ..TrainOptions::default() };
-    let computed = reference::compute(&dir, NumericModel::F32, Recipe::F32, &options).unwrap().unwrap();
+    let computed = reference::compute(dir, NumericModel::F32, Recipe::F32, &options).unwrap().unwrap();
     let expected = TensorFiles::open_files(vec![dir.join("expected.safetensors")]).unwrap();
     Report::compare(&expected, computed).unwrap()
 }
 
+fn sequences(dir: &Path) -> usize {
+    let expected = TensorFiles::open_files(vec![dir.join("expected.safetensors")]).unwrap();
+    expected.shape("input_ids").unwrap()[0]
+}
+
 #[test]
 fn logits_loss_and_every_gradient_agree_with_another_framework() {
-    for (ranks, expert_ranks) in [(1, 1), (2, 2), (2, 1)] {
-        let report = reference_report(ranks, expert_ranks);
-        assert_eq!(report.rows.len(), 47);
-        assert!(report.passed(), "{report}");
+    let dirs = model_dirs("reference");
+    assert!(dirs.len() >= 3, "{dirs:?}");
+    for dir in dirs {
+        let layouts = [(1, 1), (2, 2), (2, 1)];
+        for (ranks, expert_ranks) in layouts.into_iter().filter(|(ranks, _)| sequences(&dir).is_multiple_of(*ranks)) {
+            let report = report(&dir, ranks, expert_ranks);
+            assert!(report.passed(), "{}, {ranks} ranks, {expert_ranks} share experts\n{report}", dir.display());
+        }
+    }
+}
+
+#[test]
+fn what_this_program_wrote_has_the_logits_that_another_framework_found_in_it() {
+    let dirs = model_dirs("exported");
+    assert_eq!(dirs.len(), 3, "one of each family: {dirs:?}");
+    for dir in dirs {
+        let report = report(&dir, 1, 1);
+        let compared =
+            |name: &str| report.rows.iter().any(|row| row.name == name && matches!(row.outcome, Outcome::Error(_)));
+        assert!(compared("logits.f32") && compared("loss.f32") && report.passed(), "{}\n{report}", dir.display());
     }
 }
 

@@ -125,6 +125,12 @@ impl DeepseekV3 {
         need(experts.is_multiple_of(groups), || {
             format!("n_group is {groups}, which does not divide model.n_routed_experts, {experts}")
         })?;
+        need(experts > groups, || {
+            format!(
+                "n_group is {groups}, one expert in each, but a group's score is the sum of its two best experts: set n_group \
+                 and topk_group to 1, or have fewer groups"
+            )
+        })?;
         need(top_groups <= groups, || format!("topk_group is {top_groups}, but model.n_group is {groups}"))?;
         let eligible = top_groups * (experts / groups);
         need(k <= eligible, || {
@@ -145,6 +151,21 @@ impl Family for DeepseekV3 {
     const NAME: &'static str = "deepseek_v3";
     const ALSO: &'static [&'static str] = &["kimi_k2"];
     const CLASS: &'static str = "DeepseekV3ForCausalLM";
+
+    fn absent() -> Vec<(&'static str, Value)> {
+        vec![("q_lora_rank", json!(1536)), ("n_shared_experts", json!(1))]
+    }
+
+    fn check_derived(fields: &Map<String, Value>) -> Check {
+        let given = |key: &str| fields.get(key).filter(|value| !value.is_null());
+        match (given("num_key_value_heads"), given("num_attention_heads")) {
+            (Some(kv), Some(heads)) if kv != heads => Err(format!(
+                "num_key_value_heads is {kv}, but num_attention_heads is {heads}: in latent attention every head has keys \
+                 and values"
+            )),
+            _ => Ok(()),
+        }
+    }
 
     fn fixed() -> Vec<(&'static str, Value)> {
         vec![
@@ -178,8 +199,7 @@ impl Family for DeepseekV3 {
             ("topk_group", self.topk_group),
             ("moe_intermediate_size", self.moe_intermediate_size),
         ])?;
-        let (dense, layers) = (self.first_k_dense_replace, self.num_hidden_layers);
-        need(dense <= layers, || format!("first_k_dense_replace is {dense}, but model.num_hidden_layers is {layers}"))?;
+        let dense = self.first_k_dense_replace;
         need(dense == 0 || self.intermediate_size > 0, || {
             format!("intermediate_size is 0, but model.first_k_dense_replace asks for {dense} dense layers")
         })?;

@@ -64,6 +64,12 @@ impl Family for Mixtral {
     const CLASS: &'static str = "MixtralForCausalLM";
     const SPELLINGS: &'static [(&'static str, &'static str)] = &[("num_local_experts", "num_experts")];
 
+    const THETA: f64 = 1e6;
+
+    fn absent() -> Vec<(&'static str, Value)> {
+        vec![("num_key_value_heads", json!(8))]
+    }
+
     fn fixed() -> Vec<(&'static str, Value)> {
         vec![("hidden_act", json!("silu")), ("sliding_window", Value::Null)]
     }

@@ -35,6 +35,23 @@ pub trait Family: Serialize + DeserializeOwned {
     /// are absent or null.
     fn fixed() -> Vec<(&'static str, Value)>;
 
+    /// The base of the rotary frequencies of a `config.json` that does not say it.
+    const THETA: f64 = 10_000.0;
+
+    /// What other keys mean that are absent from a `config.json`, where that is not what an absent field means here. A null
+    /// is not absent.
+    fn absent() -> Vec<(&'static str, Value)> {
+        Vec::new()
+    }
+
+    /// Verifies those keys of a `config.json` that follow from others.
+    ///
+    /// # Errors
+    /// A line that names the key and its value.
+    fn check_derived(_fields: &Map<String, Value>) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
     /// Verifies the values.
     ///
     /// # Errors
@@ -114,6 +131,9 @@ macro_rules! families {
                         class: <$family as Family>::CLASS,
                         spellings: <$family as Family>::SPELLINGS,
                         fixed: <$family as Family>::fixed(),
+                        absent: <$family as Family>::absent(),
+                        theta: <$family as Family>::THETA,
+                        check_derived: <$family as Family>::check_derived,
                     });
                 })+
                 None
@@ -135,6 +155,9 @@ pub(crate) struct Form {
     pub(crate) class: &'static str,
     pub(crate) spellings: &'static [(&'static str, &'static str)],
     pub(crate) fixed: Vec<(&'static str, Value)>,
+    pub(crate) absent: Vec<(&'static str, Value)>,
+    pub(crate) theta: f64,
+    pub(crate) check_derived: fn(&Map<String, Value>) -> std::result::Result<(), String>,
 }
 
 impl ModelConfig {

@@ -98,6 +98,10 @@ impl Family for Qwen3Moe {
     const CLASS: &'static str = "Qwen3MoeForCausalLM";
     const SPELLINGS: &'static [(&'static str, &'static str)] = &[("num_experts", "num_local_experts")];
 
+    fn absent() -> Vec<(&'static str, Value)> {
+        vec![("num_key_value_heads", json!(4))]
+    }
+
     fn fixed() -> Vec<(&'static str, Value)> {
         vec![("hidden_act", json!("silu")), ("attention_bias", json!(false)), ("use_sliding_window", json!(false))]
     }

@@ -24,8 +24,10 @@ const METADATA: &[&str] = &[
     "ep_size",
     "max_window_layers",
     "model_type",
+    ORIGINAL,
     "output_router_logits",
     "pad_token_id",
+    PARTIAL,
     "pretraining_tp",
     "quantization_config",
     "rope_parameters",
@@ -37,6 +39,10 @@ const METADATA: &[&str] = &[
     "transformers_version",
     "use_cache",
 ];
+/// Keys of rotary positions.
+const THETA: &str = "rope_theta";
+const PARTIAL: &str = "partial_rotary_factor";
+const ORIGINAL: &str = "original_max_position_embeddings";
 /// Keys that follow from others.
 const DERIVED: &[&str] = &["head_dim", "num_key_value_heads", "qk_head_dim"];
 
@@ -82,9 +88,16 @@ impl HfConfig {
                 ignored.push(key.to_owned());
             }
         }
-        let rope = rope(&all)?;
+        for (key, value) in &form.absent {
+            let spelt = |name: &str| all.contains_key(name);
+            if !spelt(key) && !form.spellings.iter().any(|(ours, other)| ours == key && spelt(other)) {
+                fields.entry(*key).or_insert_with(|| value.clone());
+            }
+        }
+        let rope = rope(&all, form.theta)?;
         fields.remove("rope_scaling");
         fields.extend(rope);
+        (form.check_derived)(&all)?;
         let model = ModelConfig::of_family(form.family, fields)?;
         model.check().map_err(|e| e.to_string())?;
         Ok(HfConfig { model, ignored, fields: all })
@@ -129,58 +142,112 @@ impl ModelConfig {
     }
 }
 
-/// `rope_theta` and `rope_scaling` out of whichever spelling there is. `rope_scaling` wins over a default
-/// `rope_parameters`.
-fn rope(all: &Map<String, Value>) -> std::result::Result<Map<String, Value>, String> {
-    let mut out = Map::new();
-    let mut scaling = None;
-    for name in ["rope_parameters", "rope_scaling"] {
-        let Some(found) = all.get(name).filter(|value| !value.is_null()) else { continue };
-        let Value::Object(found) = found else { return Err(format!("{name} is {found}, expected an object")) };
-        let mut found: Map<String, Value> = found.clone().into_iter().filter(|(_, v)| !v.is_null()).collect();
+/// One of the two objects that describe rotary positions.
+struct Positions {
+    name: &'static str,
+    theta: Option<Value>,
+    /// The context extension with its type; None for the type `default`.
+    scaling: Option<Map<String, Value>>,
+}
+
+impl Positions {
+    /// None where the key is absent, null or an empty object.
+    fn read(all: &Map<String, Value>, name: &'static str) -> std::result::Result<Option<Positions>, String> {
+        let mut found = match all.get(name) {
+            None | Some(Value::Null) => return Ok(None),
+            Some(Value::Object(found)) if found.is_empty() => return Ok(None),
+            Some(Value::Object(found)) => found.clone(),
+            Some(other) => return Err(format!("{name} is {other}, expected an object")),
+        };
         let method = match (found.remove("rope_type"), found.remove("type")) {
             (Some(a), Some(b)) if a != b => return Err(format!("{name} has rope_type {a} and type {b}")),
             (a, b) => a.or(b).unwrap_or(json!("default")),
         };
-        if let Some(theta) = found.remove("rope_theta") {
-            out.insert("rope_theta".into(), theta);
+        // Of these keys null alone does not mean what their absence means.
+        if let Some(truncate) = found.get_mut("truncate").filter(|value| value.is_null()) {
+            *truncate = json!(false);
         }
-        match method.as_str() {
+        found.retain(|_, value| !value.is_null());
+        whole(name, found.remove(PARTIAL))?;
+        let theta = found.remove(THETA);
+        let scaling = match method.as_str() {
             Some("default") => match found.keys().next() {
                 Some(key) => return Err(format!("{name} has {key}, which its type default does not have")),
-                None => continue,
+                None => None,
             },
-            Some(known @ ("linear" | "yarn" | "llama3")) => {
-                found.insert("type".into(), json!(known));
-                complete(all, known, &mut found);
-                if scaling.as_ref().is_some_and(|other| *other != found) {
-                    return Err("rope_parameters and rope_scaling differ".into());
-                }
-                scaling = Some(found);
+            Some("linear" | "yarn" | "llama3") => {
+                found.insert("type".into(), method);
+                complete(all, name, &mut found)?;
+                Some(found)
             }
             _ => {
                 return Err(format!(
                     "{name} has type {method}, but only default, linear, yarn and llama3 are supported"
                 ));
             }
+        };
+        Ok(Some(Positions { name, theta, scaling }))
+    }
+}
+
+/// Refuses rotary positions on a part of the elements that they are for.
+fn whole(place: &str, partial: Option<Value>) -> std::result::Result<(), String> {
+    match partial {
+        Some(share) if !share.is_null() && share.as_f64() != Some(1.0) => {
+            Err(format!("{place} has {PARTIAL} {share}, but only 1 is supported"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `rope_theta` and `rope_scaling` out of whichever spelling there is. `rope_scaling` wins over a default
+/// `rope_parameters`, as in the transformers library; other contradictions are refused. `usual` is the family's theta where
+/// no spelling has one.
+fn rope(all: &Map<String, Value>, usual: f64) -> std::result::Result<Map<String, Value>, String> {
+    whole("config.json", all.get(PARTIAL).cloned())?;
+    let (newer, older) = (Positions::read(all, "rope_parameters")?, Positions::read(all, "rope_scaling")?);
+    if let (Some(newer), Some(older)) = (&newer, &older)
+        && newer.scaling.is_some()
+        && newer.scaling != older.scaling
+    {
+        return Err(format!("{} and {} differ", newer.name, older.name));
+    }
+    let thetas = |positions: &Option<Positions>| positions.as_ref().and_then(|p| Some((p.name, p.theta.clone()?)));
+    let outside = all.get(THETA).filter(|value| !value.is_null()).map(|value| ("config.json", value.clone()));
+    // The order in which the transformers library looks: what is beside rope_scaling does not count where there is one.
+    let chosen = if older.is_some() { &older } else { &newer };
+    let (place, theta) = thetas(chosen).or_else(|| outside.clone()).unwrap_or(("the family's default", json!(usual)));
+    for (other, value) in [thetas(&newer), thetas(&older), outside].into_iter().flatten() {
+        if value.as_f64() != theta.as_f64() {
+            return Err(format!("{other} has {THETA} {value}, but {theta} counts, that of {place}"));
         }
     }
-    if let Some(scaling) = scaling {
+    let mut out = Map::from_iter([(THETA.to_owned(), theta)]);
+    if let Some(scaling) = older.or(newer).and_then(|positions| positions.scaling) {
         out.insert("rope_scaling".into(), Value::Object(scaling));
     }
     Ok(out)
 }
 
-/// What a scaling means where it leaves out the original length or the factor.
-fn complete(all: &Map<String, Value>, method: &str, scaling: &mut Map<String, Value>) {
-    const ORIGINAL: &str = "original_max_position_embeddings";
-    let Some(longest) = all.get("max_position_embeddings") else { return };
-    if method != "linear" {
-        let original = scaling.entry(ORIGINAL).or_insert_with(|| longest.clone()).clone();
-        if let (Some(longest), Some(original)) = (longest.as_f64(), original.as_f64())
-            && method == "yarn"
-        {
-            scaling.entry("factor").or_insert_with(|| json!(longest / original));
+/// What a scaling means where it leaves out the original length or the factor. An original length outside of it counts,
+/// too.
+fn complete(all: &Map<String, Value>, name: &str, scaling: &mut Map<String, Value>) -> std::result::Result<(), String> {
+    if scaling.get("type").and_then(Value::as_str) == Some("linear") {
+        return Ok(());
+    }
+    let given = |key: &str| all.get(key).filter(|value| !value.is_null());
+    if let Some(outside) = given(ORIGINAL) {
+        let inside = scaling.entry(ORIGINAL).or_insert_with(|| outside.clone());
+        if inside != outside {
+            return Err(format!("{name} has {ORIGINAL} {inside}, but config.json has {outside}"));
         }
     }
+    let Some(longest) = given("max_position_embeddings") else { return Ok(()) };
+    let original = scaling.entry(ORIGINAL).or_insert_with(|| longest.clone()).as_f64();
+    if let (Some(longest), Some(original)) = (longest.as_f64(), original)
+        && scaling.get("type").and_then(Value::as_str) == Some("yarn")
+    {
+        scaling.entry("factor").or_insert_with(|| json!(longest / original));
+    }
+    Ok(())
 }

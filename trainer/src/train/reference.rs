@@ -7,6 +7,7 @@ use dropless_core::{Backend, DType, Group, NumericModel};
 
 use super::inputs::{Scales, tokens, upload};
 use super::{ranks, state, step};
+use dropless_model::architecture::Feed;
 use dropless_model::collective::gather;
 use dropless_model::hf::TensorFiles;
 use dropless_model::names::Names;
@@ -21,6 +22,15 @@ use crate::options::TrainOptions;
 /// Tensors by name.
 pub type Named = Vec<(String, Vec<f32>)>;
 
+/// What a model gives for the token ids of a reference.
+#[derive(Clone, Debug)]
+pub struct Computed {
+    /// `logits.f32`, `loss.f32` and `grad.*`.
+    pub tensors: Named,
+    /// Gradients that are zero in exact arithmetic: those of routers whose tokens choose one expert, with the weight 1.
+    pub zero: Vec<String>,
+}
+
 /// Computes what `expected.safetensors` of a model directory holds: `logits.f32`, `loss.f32` and `grad.*`.
 ///
 /// The directory has `config.json`, `model.safetensors` and token ids `input_ids` `[sequences, tokens]` in
@@ -30,7 +40,7 @@ pub type Named = Vec<(String, Vec<f32>)>;
 ///
 /// # Errors
 /// [`Error::Checkpoint`] for files that do not fit; those of the ops.
-pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &TrainOptions) -> Result<Option<Named>> {
+pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &TrainOptions) -> Result<Option<Computed>> {
     let mut model = ModelConfig::from_hf(&dir.join("config.json"))?;
     let weights = TensorFiles::open(dir, "model")?;
     // A configuration usually names its multi-token-prediction module even where its weights are left out.
@@ -55,7 +65,15 @@ pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &Tra
     }
     config.check(options.ranks, options.expert_ranks())?;
 
-    ranks::run(options.open_ranks(numerics)?, |backend| on_rank(backend, &config, &weights, &batch))
+    let tensors = ranks::run(options.open_ranks(numerics)?, |backend| on_rank(backend, &config, &weights, &batch))?;
+    Ok(tensors.map(|tensors| Computed { tensors, zero: zero(&config.model.architecture()) }))
+}
+
+/// The gradients that are zero in exact arithmetic.
+fn zero(parts: &Architecture) -> Vec<String> {
+    let constant = |feed: &Feed| matches!(feed, Feed::Moe(moe) if moe.top_k == 1 && moe.normalize);
+    let routers = parts.feeds().enumerate().filter(|(_, feed)| constant(feed));
+    routers.map(|(layer, _)| fused(parts, &format!("model.layers.{layer}.{}.gate.weight", parts.names.moe))).collect()
 }
 
 const LOGITS: &str = "logits.f32";
