@@ -5,6 +5,7 @@
 use dropless::Config;
 use dropless::config::{ModelConfig, Policy, Recipe};
 use dropless_model::families::DeepseekV3;
+use dropless_model::hf::SpecialTokens;
 use dropless_model::rope::Scaling;
 
 fn load(overrides: &[&str]) -> dropless::Result<Config> {
@@ -215,7 +216,7 @@ fn a_hugging_face_configuration_is_read_and_written() {
     .unwrap()
     .model;
     for model in [model, yarn] {
-        std::fs::write(&path, model.to_hf()).unwrap();
+        std::fs::write(&path, model.to_hf(&SpecialTokens::default())).unwrap();
         assert_eq!(ModelConfig::from_hf(&path).unwrap(), model);
     }
 }

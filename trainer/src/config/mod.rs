@@ -15,7 +15,10 @@ pub use dropless_model::nn::Policy;
 pub use dropless_model::{Activations, ModelConfig, single};
 
 use dropless_model::Options;
+use dropless_model::hf::SpecialTokens;
 use dropless_model::optimizer::AdamWConfig;
+
+use crate::data::END;
 
 /// Everything that a run depends on, but for where it runs ([`crate::options::TrainOptions`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,6 +34,19 @@ pub struct Config {
     pub activations: Activations,
     /// The text.
     pub data: DataConfig,
+    /// Where the weights come from that the run begins with, if it does not make its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
+}
+
+/// A model directory that a run begins with. The run's checkpoints do not need it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Origin {
+    /// Its path.
+    pub directory: String,
+    /// Its special tokens, which the run's checkpoints have, too.
+    pub tokens: SpecialTokens,
 }
 
 /// The training run.
@@ -172,6 +188,14 @@ impl Config {
             balance_coefficient: self.train.aux_loss_coefficient / self.train.batch_size as f64,
             activations: self.activations,
             training: true,
+        }
+    }
+
+    /// The special tokens of what the run writes: those of its origin, or the tokenizer's.
+    pub fn special_tokens(&self) -> SpecialTokens {
+        match (&self.origin, self.data.tokenizer) {
+            (Some(origin), _) => origin.tokens.clone(),
+            (None, Tokenizer::Byte) => SpecialTokens { bos: None, eos: vec![END], pad: None },
         }
     }
 

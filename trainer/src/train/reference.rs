@@ -7,13 +7,12 @@ use dropless_core::{Backend, DType, Group, NumericModel};
 
 use super::inputs::{Scales, tokens, upload};
 use super::{ranks, state, step};
+use dropless_model::Model;
 use dropless_model::collective::gather;
-use dropless_model::hf::TensorFiles;
-use dropless_model::names::Names;
-use dropless_model::{Architecture, Model};
+use dropless_model::hf::{HfConfig, ModelDir, TensorFiles, WeightFiles, layout};
 
 use crate::collective::away;
-use crate::config::{Activations, Config, ModelConfig, Recipe};
+use crate::config::{Activations, Config, Recipe};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::options::TrainOptions;
@@ -31,10 +30,11 @@ pub type Named = Vec<(String, Vec<f32>)>;
 /// # Errors
 /// [`Error::Checkpoint`] for files that do not fit; those of the ops.
 pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &TrainOptions) -> Result<Option<Named>> {
-    let mut model = ModelConfig::from_hf(&dir.join("config.json"))?;
-    let weights = TensorFiles::open(dir, "model")?;
-    // A configuration usually names its multi-token-prediction module even where its weights are left out.
-    model.drop_absent_modules(|name| weights.contains(name));
+    let files = ModelDir::open(dir)?;
+    if options.world.as_ref().is_none_or(|world| world.rank == 0) {
+        files.notes().iter().for_each(|note| eprintln!("{note}"));
+    }
+    let ModelDir { config: HfConfig { model, .. }, weights, .. } = files;
     let batch = batch(&dir.join("expected.safetensors"), model.architecture().vocab)?;
     let mut config = Config::load(None, &[])?;
     config.model = model;
@@ -60,7 +60,7 @@ pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &Tra
 
 const LOGITS: &str = "logits.f32";
 
-fn on_rank(backend: &dyn Backend, config: &Config, weights: &TensorFiles, batch: &Batch) -> Result<Named> {
+fn on_rank(backend: &dyn Backend, config: &Config, weights: &WeightFiles, batch: &Batch) -> Result<Named> {
     let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
     let tokens = tokens(backend, config)?;
     let parts = config.model.architecture();
@@ -72,7 +72,8 @@ fn on_rank(backend: &dyn Backend, config: &Config, weights: &TensorFiles, batch:
     let (result, gradients, _) = step::gradients(backend, config, &tokens, &model, batch)?;
     let mut out = vec![(LOGITS.to_owned(), logits), ("loss.f32".to_owned(), vec![result.loss])];
     for (name, gradient) in gradients.sums.by_name(&model.params)? {
-        let (name, values) = (fused(&parts, &name), backend.download::<f32>(&gradient)?);
+        let name = format!("grad.{}", layout::fused(&parts.names, &name));
+        let (name, values) = (name, backend.download::<f32>(&gradient)?);
         match out.iter_mut().find(|(n, _)| *n == name) {
             Some((_, all)) => all.extend(values),
             None => out.push((name, values)),
@@ -89,17 +90,6 @@ fn on_rank(backend: &dyn Backend, config: &Config, weights: &TensorFiles, batch:
         *values = backend.download(&gather(backend, group, &mine)?)?;
     }
     Ok(out)
-}
-
-/// `grad.` and the name under which other frameworks hold a tensor in memory: experts as one tensor, gate and up side by
-/// side.
-fn fused(parts: &Architecture, name: &str) -> String {
-    let names = &parts.names;
-    let in_memory = format!(".{}.", Names::FUSED_MOE);
-    let name = name.replacen(&format!(".{}.", names.moe), &in_memory, 1);
-    let Some((prefix, rest)) = name.split_once(".experts.") else { return format!("grad.{name}") };
-    let is_down = rest.ends_with(&format!(".{}.weight", names.expert.down));
-    format!("grad.{prefix}.experts.{}", if is_down { "down_proj" } else { "gate_up_proj" })
 }
 
 fn batch(path: &Path, vocabulary: usize) -> Result<Batch> {
