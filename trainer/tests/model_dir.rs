@@ -208,7 +208,16 @@ fn another_model_than_the_directory_has_is_refused() {
     refused(&init(&["--resume"]), &["--init", "--resume"]);
     refused(&dropless(dir.path(), &["train", "--init", "absent"]), &["absent/config.json"]);
     // What repeats the directory's values, or changes no weight, may stand there.
-    let more = ["--set", "model.hidden_size=32", "--set", "model.max_position_embeddings=32", "--steps", "1"];
+    let more = [
+        "--set",
+        "model.hidden_size=32",
+        "--set",
+        "model.rope_theta=10000",
+        "--set",
+        "model.max_position_embeddings=32",
+        "--steps",
+        "1",
+    ];
     done(&init(&[&more[..], &["--set", "train.sequence_length=32"]].concat()));
     // The directory became another model before the run had a checkpoint.
     let config = fs::read_to_string(dir.path().join("run/config.toml")).unwrap();

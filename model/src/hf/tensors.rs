@@ -274,6 +274,12 @@ impl TensorFiles {
         if self.files.len() == 1 { first } else { first.parent().unwrap_or(first) }
     }
 
+    /// " in FILE" where there are several files, for a list of tensors of all of them.
+    pub(super) fn of_several(&self, file: usize) -> String {
+        let name = self.files[file].file_name().unwrap_or_default().to_string_lossy();
+        if self.files.len() == 1 { String::new() } else { format!(" in {name}") }
+    }
+
     fn place(&self, name: &str) -> Result<&Place> {
         let missing = || Error::checkpoint(self.whole(), format!("there is no tensor {name}"));
         self.places.get(name).ok_or_else(missing)

@@ -90,14 +90,15 @@ impl WeightFiles {
                 problems.missing.push(format!("{name} {:?}", tensor.shape));
                 continue;
             };
+            let file = self.files.of_several(found.file);
             if found.shape != tensor.shape {
-                problems.shapes.push(format!("{name} {:?}, expected {:?}", found.shape, tensor.shape));
+                problems.shapes.push(format!("{name} {:?}{file} (expected {:?})", found.shape, tensor.shape));
             }
             if found.dtype == Dtype::F8_E4M3 {
                 known.insert(format!("{name}{SCALE_SUFFIX}"));
                 self.compare_scales(name, &tensor.shape, &mut problems)?;
             } else if !elements::FLOATS.contains(&found.dtype) {
-                problems.types.push(format!("{name} {}, expected F32, BF16, F16 or F8_E4M3", found.dtype));
+                problems.types.push(format!("{name} {}{file} (expected F32, BF16, F16 or F8_E4M3)", found.dtype));
             }
         }
         let modules = Modules::of(&self.files, self.layout, model);
@@ -111,7 +112,7 @@ impl WeightFiles {
             } else if let Some(found) = self.files.find(name) {
                 let scaled = name.strip_suffix(SCALE_SUFFIX).and_then(|weight| self.files.find(weight));
                 let why = scaled.map_or(String::new(), |weight| format!(" for a weight that is {}", weight.dtype));
-                problems.unknown.push(format!("{name} {:?}{why}", found.shape));
+                problems.unknown.push(format!("{name} {:?}{}{why}", found.shape, self.files.of_several(found.file)));
             }
         }
         match problems.line() {
@@ -125,17 +126,18 @@ impl WeightFiles {
             || self.files.bad(name, "is F8_E4M3, but config.json has no quantization_config with its blocks");
         let blocks = self.blocks.ok_or_else(no_blocks)?;
         let scale = format!("{name}{SCALE_SUFFIX}");
+        let file = |found: Found<'_>| self.files.of_several(found.file);
         let Some(expected) = blocks.scales(shape) else {
-            problems.types.push(format!("{name} F8_E4M3 of shape {shape:?}, expected F32, BF16 or F16"));
+            problems.types.push(format!("{name} F8_E4M3 of shape {shape:?} (expected F32, BF16 or F16)"));
             return Ok(());
         };
         match self.files.find(&scale) {
             None => problems.missing.push(format!("{scale} {expected:?}")),
             Some(found) if found.shape != expected => {
-                problems.shapes.push(format!("{scale} {:?}, expected {expected:?}", found.shape));
+                problems.shapes.push(format!("{scale} {:?}{} (expected {expected:?})", found.shape, file(found)));
             }
             Some(found) if !blocks::SCALES.contains(&found.dtype) => {
-                problems.types.push(format!("{scale} {}, expected F32 or F8_E8M0", found.dtype));
+                problems.types.push(format!("{scale} {}{} (expected F32 or F8_E8M0)", found.dtype, file(found)));
             }
             Some(_) => {}
         }

@@ -153,7 +153,7 @@ fn b183_factors_are_neither_missed_nor_applied_silently() {
     assert_words(&message, &["1 tensors do not fit", "missing", &scale, "[2, 2]"]);
     // Factors of another block size.
     let message = refusal(|settings, _| settings["quantization_config"]["weight_block_size"] = json!([8, 24]));
-    assert_words(&message, &["of another shape", "expected [3, 2]", "more"]);
+    assert_words(&message, &["of another shape", "[2, 2] (expected [4, 2])", "and 17 more"]);
     // A weight that needs none.
     let plain = model("qwen3_moe", Dtype::BF16)[WEIGHT].clone();
     let message = refusal(|_, files| drop(files.insert(WEIGHT.into(), plain)));

@@ -59,11 +59,15 @@ fn missing_unknown_and_wrongly_shaped_tensors_are_listed_together() {
     let words = [
         "5 tensors do not fit config.json",
         "missing: model.norm.weight [40], lm_head.weight [300, 40]",
-        "of another shape: model.layers.1.mlp.experts.3.down_proj.weight [24, 40], expected [40, 24]",
-        "of another type: model.layers.1.mlp.gate.weight I32, expected F32, BF16, F16 or F8_E4M3",
+        "of another shape: model.layers.1.mlp.experts.3.down_proj.weight [24, 40] (expected [40, 24])",
+        "of another type: model.layers.1.mlp.gate.weight I32 (expected F32, BF16, F16 or F8_E4M3)",
         "not of this model: model.layers.2.mlp.gate.weight [48, 40]",
     ];
     refusal("qwen3_moe", &entries, &words);
+    let several = tempdir().unwrap();
+    model_dir::write(several.path(), &config("qwen3_moe"), &entries, 3);
+    let said = message(several.path());
+    assert!(said.contains("3.down_proj.weight [24, 40] in model-0000"), "{said}");
     let few: Entries = entries.into_iter().filter(|(name, _)| !name.contains("experts")).collect();
     refusal("qwen3_moe", &few, &["missing", "and 8 more"]);
 }

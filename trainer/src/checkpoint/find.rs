@@ -21,7 +21,7 @@ pub struct Checkpoint {
     pub state: State,
     /// Hash over all weights and optimizer state.
     pub digest: String,
-    /// WeightFiles.
+    /// Weights.
     pub weights: TensorFiles,
     /// Optimizer state.
     pub optimizer: TensorFiles,

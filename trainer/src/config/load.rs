@@ -141,10 +141,13 @@ fn reject_other_model(user: &Table, table: &Table, name: &str, dir: &Path) -> Re
         }
         Some(value)
     };
+    // 10000 and 10000.0 are the same number.
+    let number = |value: Option<&Value>| value.and_then(|v| v.as_float().or(v.as_integer().map(|n| n as f64)));
     let model = format!("{MODEL}.");
     for path in paths(user).into_iter().filter(|path| path.starts_with(&model) && path != LONGEST) {
         let (wanted, found) = (at(user, &path), at(table, &path));
-        if wanted != found && !matches!(wanted, Some(Value::Table(_))) {
+        let same = wanted == found || number(wanted.as_ref()).is_some_and(|n| Some(n) == number(found.as_ref()));
+        if !same && !matches!(wanted, Some(Value::Table(_))) {
             let text = |value: Option<Value>| value.map_or("absent".into(), |value| value.to_string());
             let (wanted, found) = (text(wanted), text(found));
             let dir = dir.display();
