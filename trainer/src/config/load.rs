@@ -85,7 +85,9 @@ impl Config {
         }
         let mut config = from_table(table)?;
         let directory = std::path::absolute(&dir.path).map_err(Error::io(&dir.path))?;
-        let directory = crate::checkpoint::text(&directory)?.to_owned();
+        let not_text =
+            || Error::Config(format!("{}: the name of a model directory must be UTF-8", directory.display()));
+        let directory = directory.to_str().ok_or_else(not_text)?.to_owned();
         config.origin = Some(Origin { directory, tokens: SpecialTokens::of(&dir.config) });
         Ok(config)
     }

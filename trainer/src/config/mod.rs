@@ -18,8 +18,6 @@ use dropless_model::Options;
 use dropless_model::hf::SpecialTokens;
 use dropless_model::optimizer::AdamWConfig;
 
-use crate::data::END;
-
 /// Everything that a run depends on, but for where it runs ([`crate::options::TrainOptions`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -175,6 +173,15 @@ pub enum Tokenizer {
     Byte,
 }
 
+impl Tokenizer {
+    /// The id that ends a document.
+    pub const fn end(self) -> u32 {
+        match self {
+            Tokenizer::Byte => 256,
+        }
+    }
+}
+
 impl Config {
     /// How the model computes in training.
     pub fn options(&self) -> Options {
@@ -195,7 +202,7 @@ impl Config {
     pub fn special_tokens(&self) -> SpecialTokens {
         match (&self.origin, self.data.tokenizer) {
             (Some(origin), _) => origin.tokens.clone(),
-            (None, Tokenizer::Byte) => SpecialTokens { bos: None, eos: vec![END], pad: None },
+            (None, tokenizer) => SpecialTokens { bos: None, eos: vec![tokenizer.end()], pad: None },
         }
     }
 
