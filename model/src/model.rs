@@ -12,7 +12,7 @@ use crate::layer::{self, Balancing, Feed, Layer};
 use crate::next_token::{self, NextToken};
 use crate::nn::{Policy, Tokens};
 use crate::options::Options;
-use crate::params::{Builder, Params};
+use crate::params::{Builder, Id, Params, Spec};
 use crate::rope::Tables;
 use crate::train_state::TrainState;
 use crate::weights::Weights;
@@ -43,23 +43,40 @@ pub struct Model {
     activations: Activations,
 }
 
-impl Model {
-    /// A model with undefined weights; [`Model::initialise`] or [`crate::hf::load`] fills them.
-    ///
-    /// # Errors
-    /// [`dropless_core::Error::Capacity`] when the memory is not there, also for the worst case of the experts.
-    pub fn new(backend: &dyn Backend, model: &Architecture, options: &Options, tokens: &Tokens) -> Result<Model> {
-        let (h, element) = (model.hidden, options.recipe.element());
-        let mut builder = Builder::new(backend);
+/// The parameters of a model, by their place in the arenas.
+pub(crate) struct Description {
+    table: Id,
+    layers: Vec<layer::Description>,
+    norm: Id,
+    output: Id,
+    next: Option<next_token::Description>,
+}
+
+impl Description {
+    /// Adds a model's parameters to the builder.
+    pub(crate) fn of(builder: &mut Builder, model: &Architecture) -> Description {
+        let h = model.hidden;
         let table = builder.matrix("model.embed_tokens.weight".into(), &[model.vocab, h]);
-        let layers: Vec<_> =
-            model.layers.iter().enumerate().map(|(i, feed)| layer::describe(&mut builder, model, feed, i)).collect();
+        let feeds = model.layers.iter().enumerate();
+        let layers = feeds.map(|(i, feed)| layer::describe(builder, model, feed, i)).collect();
         let norm = builder.norm("model.norm.weight".into(), h);
         let output = match model.tied {
             true => table,
             false => builder.matrix("lm_head.weight".into(), &[model.vocab, h]),
         };
-        let next = next_token::describe(&mut builder, model);
+        Description { table, layers, norm, output, next: next_token::describe(builder, model) }
+    }
+}
+
+impl Model {
+    /// A model with undefined weights; [`Model::initialise`] or [`crate::hf::WeightFiles::load`] fills them.
+    ///
+    /// # Errors
+    /// [`dropless_core::Error::Capacity`] when the memory is not there, also for the worst case of the experts.
+    pub fn new(backend: &dyn Backend, model: &Architecture, options: &Options, tokens: &Tokens) -> Result<Model> {
+        let element = options.recipe.element();
+        let mut builder = Builder::new(backend);
+        let Description { table, layers, norm, output, next } = Description::of(&mut builder, model);
         let params = builder.build(backend, element)?;
         let state = options.training.then(|| TrainState::new(backend, &params, tokens)).transpose()?;
         let weights = Weights { params: &params, state: state.as_ref() };
@@ -242,4 +259,11 @@ impl Model {
         }
         Ok(())
     }
+}
+
+/// The parameters of a whole model, in order, of which nothing is built.
+pub(crate) fn specs(model: &Architecture) -> Vec<Spec> {
+    let mut builder = Builder::whole();
+    Description::of(&mut builder, model);
+    builder.into_specs()
 }

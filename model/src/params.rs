@@ -73,7 +73,7 @@ pub(crate) struct Spec {
     pub(crate) groups: usize,
     pub(crate) shape: Vec<usize>,
     /// Names and shapes of the pieces, in order.
-    pieces: Vec<(String, Vec<usize>)>,
+    pub(crate) pieces: Vec<(String, Vec<usize>)>,
     pub(crate) offset: usize,
 }
 
@@ -115,6 +115,16 @@ impl Builder {
     pub(crate) fn new(backend: &dyn Backend) -> Builder {
         let caps = backend.caps();
         Builder { experts: caps.size(Group::Experts), place: caps.place(Group::Experts), specs: Vec::new() }
+    }
+
+    /// For the tensors of a whole model, of which nothing is built.
+    pub(crate) fn whole() -> Builder {
+        Builder { experts: 1, place: 0, specs: Vec::new() }
+    }
+
+    /// The parameters so far.
+    pub(crate) fn into_specs(self) -> Vec<Spec> {
+        self.specs
     }
 
     fn add(&mut self, kind: Kind, groups: usize, shape: &[usize], pieces: Vec<(String, Vec<usize>)>) -> Id {

@@ -7,13 +7,16 @@ use dropless_core::{Backend, Tensor};
 use dropless_model::Model;
 use dropless_model::nn::Tokens;
 
-use crate::checkpoint::Checkpoint;
 use crate::config::{Config, MoeConfig};
 use crate::data::END;
 use crate::error::{Error, Result};
 use crate::options::TrainOptions;
 use crate::sample::Sampling;
+use crate::source::Source;
 use crate::train::state;
+
+/// Ids of the bytes of a text.
+const BYTES: usize = 256;
 
 /// A model that continues text.
 #[derive(Debug)]
@@ -24,19 +27,25 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Loads the weights of a checkpoint, for one rank. `numerics` of the checkpoint's configuration apply.
+    /// Loads the weights of a model, for one rank. `numerics` of its configuration apply.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] for tensors that do not fit; those of the backend.
-    pub fn open(checkpoint: &Checkpoint, options: &TrainOptions) -> Result<Generator> {
-        let config = &checkpoint.state.config;
+    /// [`Error::Config`] for a model that does not have all bytes, [`Error::Checkpoint`] for tensors that do not fit; those
+    /// of the backend.
+    pub fn open(source: &Source, options: &TrainOptions) -> Result<Generator> {
+        let config = &source.config;
+        config.check(1, 1)?;
+        let vocab = config.model.architecture().vocab;
+        if vocab < BYTES {
+            return Err(Error::Config(format!("model.vocab_size is {vocab}, but texts are of {BYTES} bytes")));
+        }
         let backend = options.open_one(config.train.numerics.into())?;
         let window = config.train.sequence_length;
         // One sequence is one shard and one piece, however the run was cut.
         let alone = Config { moe: MoeConfig { chunks: 1, expert_shards: 1, memory_budget_mb: 0 }, ..config.clone() };
         let tokens = Tokens::new(&*backend, 1, window, 1)?;
         let mut model = Model::new(&*backend, &alone.model.architecture(), &alone.inference(), &tokens)?;
-        state::load(&*backend, &mut model, &checkpoint.weights, None)?;
+        state::load(&*backend, &mut model, &source.weights, None)?;
         Ok(Generator { backend, model, window })
     }
 

@@ -18,6 +18,7 @@ pub mod metrics;
 pub mod options;
 pub mod sample;
 pub mod schedule;
+pub mod source;
 pub mod train;
 pub mod verify;
 

@@ -5,6 +5,8 @@
 use dropless::Config;
 use dropless::config::{ModelConfig, Policy, Recipe};
 use dropless_model::families::DeepseekV3;
+use dropless_model::hf::SpecialTokens;
+use dropless_model::hf::SpecialTokens;
 use dropless_model::rope::Scaling;
 use serde_json::{Map, Value, json};
 
@@ -216,7 +218,7 @@ fn a_hugging_face_configuration_is_read_and_written() {
     .unwrap()
     .model;
     for model in [model, yarn] {
-        std::fs::write(&path, model.to_hf()).unwrap();
+        std::fs::write(&path, model.to_hf(&SpecialTokens::default())).unwrap();
         assert_eq!(ModelConfig::from_hf(&path).unwrap(), model);
     }
 }
@@ -314,7 +316,7 @@ fn every_spelling_of_rotary_positions_means_the_same() {
             }
             assert_eq!(found, expected, "{reference}: {spelling}");
         }
-        assert_eq!(read(&expected.to_hf()).unwrap(), expected);
+        assert_eq!(read(&expected.to_hf(&SpecialTokens::default())).unwrap(), expected);
     }
 }
 
@@ -340,7 +342,7 @@ fn f09_every_field_of_rotary_positions_counts() {
         assert_eq!((found.attention_factor, found.truncate), (Some(50.0), false));
         assert_eq!((found.beta_fast, found.beta_slow), (16.0, 2.0));
         assert_eq!((found.mscale, found.mscale_all_dim), (Some(0.7), Some(1.3)));
-        assert_eq!(read(&all.to_hf()).unwrap(), all);
+        assert_eq!(read(&all.to_hf(&SpecialTokens::default())).unwrap(), all);
         // Other libraries take this null, alone of all, for another value than the default.
         let null = of(json!({"truncate": null}));
         assert!(matches!(rope_scaling(&null), Some(Scaling::Yarn(yarn)) if !yarn.truncate));
@@ -352,7 +354,7 @@ fn f09_every_field_of_rotary_positions_counts() {
         assert_eq!((found.low_freq_factor, found.high_freq_factor), (1.0, 4.0));
         assert_eq!(found.original_max_position_embeddings, 128, "the longest position, where it is not said");
         for model in [linear, llama3] {
-            assert_eq!(read(&model.to_hf()).unwrap(), model);
+            assert_eq!(read(&model.to_hf(&SpecialTokens::default())).unwrap(), model);
         }
     }
     let usual = REFERENCES.map(|reference| rope_theta(&changed(reference, json!({})).unwrap()));
@@ -477,7 +479,7 @@ fn each_family_starts_from_its_own_defaults() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs").join(path);
         assert_eq!(Config::load(Some(&path), &[]).unwrap(), config, "{}", path.display());
         assert_eq!(Config::from_toml(&config.to_toml(), "config.toml").unwrap(), config);
-        assert_eq!(read(&config.model.to_hf()).unwrap(), config.model);
+        assert_eq!(read(&config.model.to_hf(&SpecialTokens::default())).unwrap(), config.model);
     }
 }
 

@@ -6,6 +6,7 @@ use dropless::config::Config;
 use dropless::generate::Generator;
 use dropless::options::TrainOptions;
 use dropless::sample::Sampling;
+use dropless::source::Source;
 use dropless::train;
 
 /// Longer than the context of 32 tokens with its continuation, and shorter.
@@ -26,7 +27,8 @@ fn generator(family: &str) -> (tempfile::TempDir, Generator) {
     let dir = tempfile::tempdir().unwrap();
     let options = TrainOptions { out: dir.path().into(), ..TrainOptions::default() };
     let summary = train::run(&config, &options).unwrap().unwrap();
-    let generator = Generator::open(&Checkpoint::open(&summary.checkpoint).unwrap(), &options).unwrap();
+    let checkpoint = Checkpoint::open(&summary.checkpoint).unwrap();
+    let generator = Generator::open(&Source::of_checkpoint(&checkpoint, &[]).unwrap(), &options).unwrap();
     (dir, generator)
 }
 

@@ -151,6 +151,7 @@ impl Family for DeepseekV3 {
     const NAME: &'static str = "deepseek_v3";
     const ALSO: &'static [&'static str] = &["kimi_k2"];
     const CLASS: &'static str = "DeepseekV3ForCausalLM";
+    const TOKENS: (Option<u32>, Option<u32>) = (Some(0), Some(1));
 
     fn absent() -> Vec<(&'static str, Value)> {
         vec![("q_lora_rank", json!(1536)), ("n_shared_experts", json!(1))]

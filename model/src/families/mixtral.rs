@@ -62,6 +62,7 @@ impl Mixtral {
 impl Family for Mixtral {
     const NAME: &'static str = "mixtral";
     const CLASS: &'static str = "MixtralForCausalLM";
+    const TOKENS: (Option<u32>, Option<u32>) = (Some(1), Some(2));
     const SPELLINGS: &'static [(&'static str, &'static str)] = &[("num_local_experts", "num_experts")];
 
     const THETA: f64 = 1e6;

@@ -30,6 +30,8 @@ pub trait Family: Serialize + DeserializeOwned {
     const CLASS: &'static str;
     /// Other spellings of keys: (the family's, another one).
     const SPELLINGS: &'static [(&'static str, &'static str)] = &[];
+    /// The ids that begin and end a text where `config.json` has no such keys, as the transformers library has them.
+    const TOKENS: (Option<u32>, Option<u32>) = (None, None);
 
     /// Keys of `config.json` that are no fields, with their one supported value, which is also what they mean when they
     /// are absent or null.
@@ -130,6 +132,7 @@ macro_rules! families {
                         family: <$family as Family>::NAME,
                         class: <$family as Family>::CLASS,
                         spellings: <$family as Family>::SPELLINGS,
+                        tokens: <$family as Family>::TOKENS,
                         fixed: <$family as Family>::fixed(),
                         absent: <$family as Family>::absent(),
                         theta: <$family as Family>::THETA,
@@ -154,6 +157,7 @@ pub(crate) struct Form {
     pub(crate) family: &'static str,
     pub(crate) class: &'static str,
     pub(crate) spellings: &'static [(&'static str, &'static str)],
+    pub(crate) tokens: (Option<u32>, Option<u32>),
     pub(crate) fixed: Vec<(&'static str, Value)>,
     pub(crate) absent: Vec<(&'static str, Value)>,
     pub(crate) theta: f64,
@@ -161,10 +165,11 @@ pub(crate) struct Form {
 }
 
 impl ModelConfig {
-    /// Takes the multi-token-prediction module away where no tensor of its own is `present`.
+    /// Takes the multi-token-prediction module away where no tensor is `present` whose name, without `model.`, begins as
+    /// the module's do.
     pub fn drop_absent_modules(&mut self, present: impl Fn(&str) -> bool) {
         if let ModelConfig::DeepseekV3(model) = self
-            && !present(&format!("model.layers.{}.eh_proj.weight", model.num_hidden_layers))
+            && !present(&format!("layers.{}.", model.num_hidden_layers))
         {
             model.num_nextn_predict_layers = 0;
         }

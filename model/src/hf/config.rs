@@ -3,13 +3,21 @@
 //! Both spellings of rotary positions are read: `rope_theta` with `rope_scaling`, and the newer `rope_parameters`. What
 //! this library does not compute (another architecture, biases, sliding windows) is refused by name.
 
-use std::fs;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::files;
 use crate::error::{Error, Result};
 use crate::families::{Form, ModelConfig};
+
+/// The name of the configuration in a model directory.
+pub const CONFIG: &str = "config.json";
+/// The name of the generation settings.
+pub const GENERATION_CONFIG: &str = "generation_config.json";
+/// The longest such file.
+const LONGEST: u64 = 1 << 24;
 
 /// Keys of any family that say nothing about what a model computes.
 const METADATA: &[&str] = &[
@@ -63,7 +71,7 @@ impl HfConfig {
     /// # Errors
     /// [`Error::Checkpoint`] names the file and the field: unreadable, missing, or not supported.
     pub fn read(path: &Path) -> Result<HfConfig> {
-        let text = fs::read_to_string(path).map_err(Error::io(path))?;
+        let text = files::read_text(path, LONGEST)?;
         HfConfig::parse(&text).map_err(|what| Error::checkpoint(path, what))
     }
 
@@ -104,6 +112,77 @@ impl HfConfig {
     }
 }
 
+impl HfConfig {
+    /// The text of the same file for weights of another type (None: the same), none of which is quantized.
+    pub(super) fn with_dtype(&self, dtype: Option<&str>) -> String {
+        let mut fields = self.fields.clone();
+        fields.remove("quantization_config");
+        if let Some(dtype) = dtype {
+            let spellings: Vec<&str> =
+                ["dtype", "torch_dtype"].into_iter().filter(|k| fields.contains_key(*k)).collect();
+            let spellings = if spellings.is_empty() { vec!["torch_dtype"] } else { spellings };
+            fields.extend(spellings.into_iter().map(|key| (key.to_owned(), json!(dtype))));
+        }
+        pretty(&fields)
+    }
+}
+
+/// The ids that begin and end texts, and fill them up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpecialTokens {
+    /// Begins a text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bos: Option<u32>,
+    /// Each ends a text.
+    #[serde(default)]
+    pub eos: Vec<u32>,
+    /// Fills up a batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pad: Option<u32>,
+}
+
+const BOS: &str = "bos_token_id";
+const EOS: &str = "eos_token_id";
+const PAD: &str = "pad_token_id";
+
+impl SpecialTokens {
+    /// Those of a `config.json`. Where it has no such key, libraries take what is usual in its family.
+    pub fn of(config: &HfConfig) -> SpecialTokens {
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = |key: &str, usual: Option<u32>| match config.fields.get(key) {
+            None => usual.into_iter().collect(),
+            Some(Value::Array(ids)) => ids.iter().filter_map(id).collect(),
+            Some(value) => id(value).into_iter().collect::<Vec<_>>(),
+        };
+        let (bos, eos) = ModelConfig::form(config.model.family()).map_or((None, None), |form| form.tokens);
+        let one = |ids: Vec<u32>| ids.first().copied();
+        SpecialTokens { bos: one(ids(BOS, bos)), eos: ids(EOS, eos), pad: one(ids(PAD, None)) }
+    }
+
+    /// As keys of a `config.json`. All are there: what is absent means the usual ids of the family.
+    fn fields(&self) -> [(String, Value); 3] {
+        let eos = match self.eos[..] {
+            [] => Value::Null,
+            [id] => json!(id),
+            _ => json!(self.eos),
+        };
+        [(BOS, json!(self.bos)), (EOS, eos), (PAD, json!(self.pad))].map(|(key, value)| (key.to_owned(), value))
+    }
+
+    /// The text of a `generation_config.json`.
+    pub fn generation_config(&self) -> String {
+        let mut fields = Map::new();
+        fields.insert("_from_model_config".into(), json!(true));
+        fields.extend(self.fields().into_iter().filter(|(_, value)| !value.is_null()));
+        pretty(&fields)
+    }
+}
+
+fn pretty(fields: &Map<String, Value>) -> String {
+    serde_json::to_string_pretty(fields).unwrap_or_else(|e| unreachable!("JSON values print: {e}")) + "\n"
+}
+
 fn check_fixed(form: &Form, all: &Map<String, Value>) -> std::result::Result<(), String> {
     for (name, supported) in &form.fixed {
         match all.get(*name) {
@@ -126,7 +205,7 @@ impl ModelConfig {
     }
 
     /// The text of a `config.json` that [`from_hf`](ModelConfig::from_hf) and Hugging Face libraries read.
-    pub fn to_hf(&self) -> String {
+    pub fn to_hf(&self, tokens: &SpecialTokens) -> String {
         let form = ModelConfig::form(self.family()).unwrap_or_else(|| unreachable!("a family knows its own name"));
         let mut fields = self.fields();
         if let Some(Value::Object(rope)) = fields.get_mut("rope_scaling") {
@@ -137,8 +216,9 @@ impl ModelConfig {
         fields.insert("model_type".into(), json!(form.family));
         fields.insert("architectures".into(), json!([form.class]));
         fields.insert("torch_dtype".into(), json!("float32"));
+        fields.extend(tokens.fields());
         self.write_hf(&mut fields);
-        serde_json::to_string_pretty(&fields).unwrap_or_else(|e| unreachable!("JSON values print: {e}")) + "\n"
+        pretty(&fields)
     }
 }
 

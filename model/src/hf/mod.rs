@@ -1,6 +1,25 @@
 //! Hugging Face model directories: `config.json` and safetensors files.
+//!
+//! [`ModelDir`] is one that was read and checked, [`WeightFiles`] its tensors by the names of the model's pieces; [`convert()`]
+//! writes one from another, [`Inspection`] says what is in one.
 
+mod blocks;
 pub mod config;
+mod convert;
+mod dir;
+mod elements;
+pub mod files;
+mod inspect;
+pub mod layout;
+mod listing;
 pub mod tensors;
+mod weight_files;
 
+pub use blocks::Blocks;
+pub use config::{HfConfig, SpecialTokens};
+pub use convert::{Conversion, convert};
+pub use dir::ModelDir;
+pub use inspect::Inspection;
+pub use layout::{Experts, Layout};
 pub use tensors::{NamedTensor, TensorFiles};
+pub use weight_files::WeightFiles;

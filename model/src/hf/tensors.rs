@@ -5,24 +5,24 @@
 //! its alignment matters. Nothing is allocated from a length that the file's size does not bear out.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use dropless_core::numerics::{bf16, e4m3};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 
+use super::{elements, files};
 use crate::error::{Error, Result};
 
-/// What the name of an FP8 weight's inverse scales ends with, after the weight's own name.
-const SCALE_SUFFIX: &str = "_scale_inv";
-/// Rows and columns that share a scale.
-const SCALE_BLOCK: usize = 128;
+/// The longest header that a reader accepts, as in the `safetensors` crate.
+const LONGEST_HEADER: u64 = 100_000_000;
+/// The longest index.
+const LONGEST_INDEX: u64 = 1 << 28;
 /// What the name of a selection bias ends with. It is f32 in every file, whatever the rest is: bf16 would merge biases
 /// that differ by less than its spacing, and so change which experts are chosen.
-const SELECTION_BIAS: &str = "e_score_correction_bias";
+pub(super) const SELECTION_BIAS: &str = "e_score_correction_bias";
 
 /// A tensor as a file holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,56 +79,88 @@ pub fn write(path: &Path, tensors: &[NamedTensor]) -> Result<FileRecord> {
     if let Some(bias) = tensors.iter().find(|t| t.name.ends_with(SELECTION_BIAS) && t.dtype != Dtype::F32) {
         return Err(Error::checkpoint(path, format!("{} is {}, but must be F32", bias.name, bias.dtype)));
     }
-    let mut at = 0;
-    let infos = tensors.iter().map(|t| {
-        let data_offsets = (at, at + t.bytes.len());
-        at = data_offsets.1;
-        (t.name.clone(), TensorInfo { dtype: t.dtype, shape: t.shape.clone(), data_offsets })
+    let heads = tensors.iter().map(|t| Head { name: t.name.clone(), dtype: t.dtype, shape: t.shape.clone() });
+    write_streamed(path, &heads.collect::<Vec<_>>(), |at, out| out.write(&tensors[at].bytes))
+}
+
+/// What a file's header says of a tensor, but for its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) name: String,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
+}
+
+impl Head {
+    /// Bytes of its elements; saturates, as no file has more.
+    pub(super) fn bytes(&self) -> usize {
+        self.shape.iter().fold(self.dtype.bitsize(), |bits, &n| bits.saturating_mul(n)) / 8
+    }
+}
+
+/// Writes a file of these tensors, each of which `produce` writes when its turn comes.
+pub(super) fn write_streamed(
+    path: &Path,
+    heads: &[Head],
+    mut produce: impl FnMut(usize, &mut Writing<'_>) -> Result<()>,
+) -> Result<FileRecord> {
+    let mut end = 0;
+    let infos = heads.iter().map(|head| {
+        let data_offsets = (end, end + head.bytes());
+        end = data_offsets.1;
+        (head.name.clone(), TensorInfo { dtype: head.dtype, shape: head.shape.clone(), data_offsets })
     });
     let metadata = Metadata::new(Some([("format".into(), "pt".into())].into()), infos.collect())
         .map_err(|e| Error::checkpoint(path, format!("cannot be written: {e}")))?;
     let mut header = serde_json::to_vec(&metadata).map_err(|e| Error::checkpoint(path, e.to_string()))?;
     header.resize(header.len().next_multiple_of(8), b' ');
-    let write = || {
-        let mut out = Hashing { file: BufWriter::new(File::create(path)?), hasher: blake3::Hasher::new(), bytes: 0 };
-        out.write(&(header.len() as u64).to_le_bytes())?;
-        out.write(&header)?;
-        for tensor in tensors {
-            out.write(&tensor.bytes)?;
+    let file = BufWriter::new(File::create(path).map_err(Error::io(path))?);
+    let mut out = Writing { path, file, hasher: blake3::Hasher::new(), bytes: 0 };
+    out.write(&(header.len() as u64).to_le_bytes())?;
+    out.write(&header)?;
+    for (at, head) in heads.iter().enumerate() {
+        let before = out.bytes;
+        produce(at, &mut out)?;
+        let (found, expected) = (out.bytes - before, head.bytes() as u64);
+        if found != expected {
+            let what = format!("{} came with {found} bytes, expected {expected}", head.name);
+            return Err(Error::checkpoint(path, what));
         }
-        let file = out.file.into_inner().map_err(|e| e.into_error())?;
-        file.sync_all()?;
-        Ok(FileRecord { bytes: out.bytes, blake3: out.hasher.finalize().to_hex().to_string() })
-    };
-    write().map_err(Error::io(path))
+    }
+    let file = out.file.into_inner().map_err(|e| Error::io(path)(e.into_error()))?;
+    file.sync_all().map_err(Error::io(path))?;
+    Ok(FileRecord { bytes: out.bytes, blake3: out.hasher.finalize().to_hex().to_string() })
 }
 
-struct Hashing {
+/// A file that is being written, and hashed in the same pass.
+pub(super) struct Writing<'a> {
+    path: &'a Path,
     file: BufWriter<File>,
     hasher: blake3::Hasher,
     bytes: u64,
 }
 
-impl Hashing {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+impl Writing<'_> {
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.hasher.update(bytes);
         self.bytes += bytes.len() as u64;
-        self.file.write_all(bytes)
+        self.file.write_all(bytes).map_err(Error::io(self.path))
     }
 }
 
 /// The record of a file as it is now.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::Checkpoint`] for what is no regular file, [`Error::Io`].
 pub fn record(path: &Path) -> Result<FileRecord> {
     let mut hasher = blake3::Hasher::new();
-    let bytes = File::open(path).and_then(|file| std::io::copy(&mut { file }, &mut hasher)).map_err(Error::io(path))?;
+    let (mut file, _) = files::open(path)?;
+    let bytes = std::io::copy(&mut file, &mut hasher).map_err(Error::io(path))?;
     Ok(FileRecord { bytes, blake3: hasher.finalize().to_hex().to_string() })
 }
 
 /// Where a tensor lies.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Place {
     file: usize,
     dtype: Dtype,
@@ -137,8 +169,18 @@ struct Place {
     bytes: usize,
 }
 
+/// What is known of a tensor without reading it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found<'a> {
+    pub(super) dtype: Dtype,
+    pub(super) shape: &'a [usize],
+    /// Its place among the files.
+    pub(super) file: usize,
+    pub(super) bytes: usize,
+}
+
 /// Named tensors in one or several files.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct TensorFiles {
     files: Vec<PathBuf>,
     places: BTreeMap<String, Place>,
@@ -161,12 +203,20 @@ impl TensorFiles {
         if single.exists() || !index.exists() {
             return TensorFiles::open_files(vec![single]);
         }
-        let text = fs::read_to_string(&index).map_err(Error::io(&index))?;
+        let text = files::read(&index, LONGEST_INDEX)?;
         let map =
-            serde_json::from_str::<Index>(&text).map_err(|e| Error::checkpoint(&index, e.to_string()))?.weight_map;
+            serde_json::from_slice::<Index>(&text).map_err(|e| Error::checkpoint(&index, e.to_string()))?.weight_map;
+        if map.is_empty() {
+            return Err(Error::checkpoint(&index, "names no tensor"));
+        }
         let mut names: Vec<&String> = map.values().collect();
         names.sort();
         names.dedup();
+        let plain =
+            |name: &&String| matches!(Path::new(name).components().collect::<Vec<_>>()[..], [Component::Normal(_)]);
+        if let Some(name) = names.iter().find(|name| !plain(name)) {
+            return Err(Error::checkpoint(&index, format!("names the file {name:?}, expected one beside it")));
+        }
         let tensors = TensorFiles::open_files(names.into_iter().map(|name| dir.join(name)).collect())?;
         for (tensor, file) in &map {
             if tensors.places.get(tensor).is_none_or(|place| tensors.files[place.file] != dir.join(file)) {
@@ -207,12 +257,53 @@ impl TensorFiles {
         self.places.contains_key(name)
     }
 
+    /// Element type, shape and file of a tensor; None if it is not there.
+    pub(super) fn find(&self, name: &str) -> Option<Found<'_>> {
+        let place = self.places.get(name)?;
+        Some(Found { dtype: place.dtype, shape: &place.shape, file: place.file, bytes: place.bytes })
+    }
+
+    /// The files.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// The file, or the directory of several.
+    pub(super) fn whole(&self) -> &Path {
+        let first = &self.files[0];
+        if self.files.len() == 1 { first } else { first.parent().unwrap_or(first) }
+    }
+
+    /// " in FILE" where there are several files, for a list of tensors of all of them.
+    pub(super) fn of_several(&self, file: usize) -> String {
+        let name = self.files[file].file_name().unwrap_or_default().to_string_lossy();
+        if self.files.len() == 1 { String::new() } else { format!(" in {name}") }
+    }
+
     fn place(&self, name: &str) -> Result<&Place> {
-        self.places.get(name).ok_or_else(|| {
-            let first = &self.files[0];
-            let dir = if self.files.len() == 1 { first } else { first.parent().unwrap_or(first) };
-            Error::checkpoint(dir, format!("there is no tensor {name}"))
-        })
+        let missing = || Error::checkpoint(self.whole(), format!("there is no tensor {name}"));
+        self.places.get(name).ok_or_else(missing)
+    }
+
+    /// An error about a tensor that is there.
+    pub(super) fn bad(&self, name: &str, what: impl std::fmt::Display) -> Error {
+        let path = self.places.get(name).map_or(self.whole(), |place| &self.files[place.file]);
+        Error::checkpoint(path, format!("{name} {what}"))
+    }
+
+    /// Bytes of a tensor, from the `from`th on.
+    pub(super) fn read(&self, name: &str, from: usize, bytes: usize) -> Result<Vec<u8>> {
+        let place = self.place(name)?;
+        let path = &self.files[place.file];
+        if from.checked_add(bytes).is_none_or(|to| to > place.bytes) {
+            return Err(self.bad(name, format!("has {} bytes, but {bytes} from {from} on are needed", place.bytes)));
+        }
+        let mut buffer = files::buffer(path, bytes)?;
+        let (mut file, _) = files::open(path)?;
+        file.seek(SeekFrom::Start(place.from + from as u64))
+            .and_then(|_| file.read_exact(&mut buffer))
+            .map_err(Error::io(path))?;
+        Ok(buffer)
     }
 
     /// A tensor as it is in its file.
@@ -221,53 +312,21 @@ impl TensorFiles {
     /// [`Error::Checkpoint`] when it is not there, [`Error::Io`] when it cannot be read.
     pub fn get(&self, name: &str) -> Result<NamedTensor> {
         let place = self.place(name)?;
-        let path = &self.files[place.file];
-        let mut bytes = vec![0; place.bytes];
-        File::open(path)
-            .and_then(|mut file| {
-                file.seek(SeekFrom::Start(place.from))?;
-                file.read_exact(&mut bytes)
-            })
-            .map_err(Error::io(path))?;
+        let bytes = self.read(name, 0, place.bytes)?;
         Ok(NamedTensor { name: name.to_owned(), dtype: place.dtype, shape: place.shape.clone(), bytes })
     }
 
-    /// A tensor's values: f32, bf16 exactly, or e4m3 times the inverse scales of its 128x128 blocks.
+    /// A tensor's values: f32, or bf16 and f16 exactly. Those of FP8 weights are in [`WeightFiles`](super::WeightFiles).
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] names the tensor: not there, another shape, a type that holds no weights, a scale that is
-    /// missing, has a wrong shape, or belongs to a weight that needs none.
+    /// [`Error::Checkpoint`] names the tensor: not there, another shape, a type that holds no such values.
     pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let tensor = self.get(name)?;
-        let bad = |what: String| Error::checkpoint(&self.files[self.places[name].file], format!("{name} {what}"));
         if tensor.shape != shape {
-            return Err(bad(format!("has the shape {:?}, expected {shape:?}", tensor.shape)));
+            return Err(self.bad(name, format!("has the shape {:?}, expected {shape:?}", tensor.shape)));
         }
-        let scale = format!("{name}{SCALE_SUFFIX}");
-        if tensor.dtype != Dtype::F8_E4M3 && self.contains(&scale) {
-            return Err(bad(format!("is {}, but there are scales for it, {scale}", tensor.dtype)));
-        }
-        match tensor.dtype {
-            Dtype::F32 => Ok(tensor.floats().collect()),
-            Dtype::BF16 => {
-                Ok(tensor.bytes.chunks_exact(2).map(|b| bf16::to_f32(u16::from_le_bytes([b[0], b[1]]))).collect())
-            }
-            Dtype::F8_E4M3 if !self.contains(&scale) => {
-                Err(bad(format!("is F8_E4M3, but its scales {scale} are missing")))
-            }
-            Dtype::F8_E4M3 => {
-                let [rows, cols] = *shape else {
-                    return Err(bad(format!("is F8_E4M3 of shape {shape:?}, expected a matrix")));
-                };
-                let scales = self.values(&scale, &[rows.div_ceil(SCALE_BLOCK), cols.div_ceil(SCALE_BLOCK)])?;
-                let scale = |i: usize| {
-                    let (row, col) = (i / cols / SCALE_BLOCK, i % cols / SCALE_BLOCK);
-                    scales[row * cols.div_ceil(SCALE_BLOCK) + col]
-                };
-                Ok(tensor.bytes.iter().enumerate().map(|(i, &code)| e4m3::to_f32(code) * scale(i)).collect())
-            }
-            other => Err(bad(format!("is {other}, expected F32, BF16 or F8_E4M3"))),
-        }
+        elements::decode(tensor.dtype, &tensor.bytes)
+            .ok_or_else(|| self.bad(name, format!("is {}, expected F32, BF16 or F16", tensor.dtype)))
     }
 
     /// A tensor's shape.
@@ -284,7 +343,7 @@ impl TensorFiles {
     /// [`Error::Checkpoint`] names the tensor: not there, another type, an id out of range.
     pub fn ids(&self, name: &str) -> Result<Vec<u32>> {
         let tensor = self.get(name)?;
-        let bad = |what: String| Error::checkpoint(&self.files[self.places[name].file], format!("{name} {what}"));
+        let bad = |what: String| self.bad(name, what);
         let wide: Vec<i64> = match tensor.dtype {
             Dtype::I64 => {
                 tensor.bytes.chunks_exact(8).map(|b| i64::from_le_bytes(std::array::from_fn(|i| b[i]))).collect()
@@ -304,8 +363,7 @@ impl TensorFiles {
 /// Where the data begins, and the header, checked against the size of the file.
 fn read_header(path: &Path) -> Result<(u64, Metadata)> {
     let bad = |what: String| Error::checkpoint(path, what);
-    let mut file = File::open(path).map_err(Error::io(path))?;
-    let size = file.metadata().map_err(Error::io(path))?.len();
+    let (mut file, size) = files::open(path)?;
     if size < 8 {
         return Err(bad(format!("is damaged: it has {size} bytes, but a safetensors file has at least 8")));
     }
@@ -316,7 +374,10 @@ fn read_header(path: &Path) -> Result<(u64, Metadata)> {
         .ok()
         .filter(|_| length <= size - 8)
         .ok_or_else(|| bad(format!("is damaged: its header claims {length} bytes, but the file has {size} in all")))?;
-    let mut json = vec![0; header];
+    if length > LONGEST_HEADER {
+        return Err(bad(format!("has a header of {length} bytes, expected at most {LONGEST_HEADER}")));
+    }
+    let mut json = files::buffer(path, header)?;
     file.read_exact(&mut json).map_err(Error::io(path))?;
     let metadata: Metadata = serde_json::from_slice(&json).map_err(|e| bad(unsupported(&json, &e)))?;
     let (from, expected) = (8 + length, 8 + length + metadata.data_len() as u64);

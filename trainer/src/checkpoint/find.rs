@@ -4,9 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use dropless_model::hf::tensors::{self, TensorFiles};
+use dropless_model::hf::{WeightFiles, files};
 
 use super::{FOLDER, FORMAT, Manifest, STATE, State};
 use crate::error::{Error, Result};
+
+/// The longest record of a checkpoint: it has a line for each of its files.
+const LONGEST_STATE: u64 = 1 << 28;
 
 /// A complete, undamaged checkpoint.
 #[derive(Debug)]
@@ -41,11 +45,13 @@ impl Checkpoint {
         let manifest = manifest(path)?;
         for (name, expected) in &manifest.files {
             let file = path.join(name);
-            let found = tensors::record(&file)?;
-            if found.bytes != expected.bytes {
-                let what = format!("is damaged: it has {} bytes, but {} were written", found.bytes, expected.bytes);
+            // A size is compared before anything is read: the file may be a device or a hole of any length.
+            let (_, bytes) = files::open(&file)?;
+            if bytes != expected.bytes {
+                let what = format!("is damaged: it has {bytes} bytes, but {} were written", expected.bytes);
                 return Err(Error::checkpoint(&file, what));
             }
+            let found = tensors::record(&file)?;
             if found.blake3 != expected.blake3 {
                 return Err(Error::checkpoint(&file, "is damaged: its contents are not what was written"));
             }
@@ -61,6 +67,14 @@ impl Checkpoint {
         Checkpoint::described(path, manifest(path)?)
     }
 
+    /// The weights by the pieces of the model.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the tensors that do not fit the configuration.
+    pub fn mapped(&self) -> Result<WeightFiles> {
+        Ok(WeightFiles::find(self.weights.clone(), &self.state.config.model.architecture(), None)?)
+    }
+
     fn described(path: &Path, manifest: Manifest) -> Result<Checkpoint> {
         let weights = TensorFiles::open(path, "model")?;
         let optimizer = TensorFiles::open(path, "optimizer")?;
@@ -71,7 +85,7 @@ impl Checkpoint {
 /// The record of a checkpoint, as it was written.
 fn manifest(path: &Path) -> Result<Manifest> {
     let file = path.join(STATE);
-    let text = fs::read(&file).map_err(Error::io(&file))?;
+    let text = files::read(&file, LONGEST_STATE)?;
     let damaged = |e: serde_json::Error| Error::checkpoint(&file, format!("is damaged: {e}"));
     let value: serde_json::Value = serde_json::from_slice(&text).map_err(damaged)?;
     match value.get("format").and_then(serde_json::Value::as_u64) {

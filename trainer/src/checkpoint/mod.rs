@@ -4,7 +4,8 @@
 //! model.safetensors        weights under their Hugging Face names (if several ranks share the experts:
 //!                          model-00001-of-00004.safetensors and so on, with model.safetensors.index.json)
 //! optimizer.safetensors    exp_avg.NAME and exp_avg_sq.NAME, likewise
-//! config.json              the model for Hugging Face libraries
+//! config.json              the model for Hugging Face libraries, and its special tokens
+//! generation_config.json   the special tokens again, for generation there
 //! state.json               step, place in the data, configuration, digest, and each file's size and hash
 //! ```
 //!
@@ -41,7 +42,7 @@ pub struct State {
 /// Version of the layout; a reader refuses others.
 const FORMAT: u32 = 1;
 /// The name of the file below.
-const STATE: &str = "state.json";
+pub(crate) const STATE: &str = "state.json";
 /// Folder of the checkpoints in a run's directory.
 const FOLDER: &str = "checkpoints";
 

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use dropless_core::{Backend, Group};
+use dropless_model::hf::config::{CONFIG, GENERATION_CONFIG};
 use dropless_model::hf::tensors::{self, FileRecord, NamedTensor};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -164,8 +165,10 @@ fn finish(save: &Save<'_>, parts: usize, path: PathBuf, temporary: &Path) -> Res
             files.insert(file.clone(), write_file(&temporary.join(file), format!("{index:#}\n").as_bytes())?);
         }
     }
-    let config = save.state.config.model.to_hf();
-    files.insert("config.json".into(), write_file(&temporary.join("config.json"), config.as_bytes())?);
+    let (config, tokens) = (&save.state.config, save.state.config.special_tokens());
+    for (name, text) in [(CONFIG, config.model.to_hf(&tokens)), (GENERATION_CONFIG, tokens.generation_config())] {
+        files.insert(name.into(), write_file(&temporary.join(name), text.as_bytes())?);
+    }
     let state = save.state.clone();
     let mut manifest = Manifest { format: FORMAT, digest: digest(hashes), state, files, seal: String::new() };
     manifest.seal = manifest.expected_seal();

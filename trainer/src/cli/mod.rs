@@ -12,12 +12,13 @@ mod bisect;
 mod doctor;
 #[cfg(unix)]
 mod launch;
+mod models;
 mod runs;
 mod train;
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -25,7 +26,6 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use dropless_core::host::Simd;
 use dropless_cuda::{Exchange, World};
 
-use crate::checkpoint::{Checkpoint, newest};
 use crate::config::{Numerics, Recipe};
 use crate::error::{Error, Result};
 use crate::generate::Generator;
@@ -48,10 +48,14 @@ struct Cli {
 enum Command {
     /// Train a model; without arguments the shipped small one, on this repository's own text
     Train(train::TrainArgs),
-    /// Compute the validation loss of a checkpoint
+    /// Compute the validation loss of a checkpoint or a model directory
     Eval(EvalArgs),
     /// Continue a text with a trained model
     Generate(GenerateArgs),
+    /// Write a model directory with other files: experts separate or fused, another element type, shards
+    Convert(models::ConvertArgs),
+    /// Say what is in a model directory
+    Inspect(models::InspectArgs),
     /// Compare a model directory (config.json, model.safetensors, expected.safetensors) with what is computed here
     Verify(VerifyArgs),
     /// Run training steps on a backend beside the host and name the first op whose bits differ
@@ -204,19 +208,16 @@ impl BackendName {
 
 #[derive(Debug, Args)]
 struct EvalArgs {
-    /// A run's directory or a checkpoint [default: the last run in out/]
-    run: Option<PathBuf>,
+    #[command(flatten)]
+    model: models::ModelArgs,
     #[command(flatten)]
     machine: Machine,
-    /// Change a key of the checkpoint's configuration, e.g. data.validation='["notes/*.txt"]'
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 struct GenerateArgs {
-    /// A run's directory or a checkpoint [default: the last run in out/]
-    run: Option<PathBuf>,
+    #[command(flatten)]
+    model: models::ModelArgs,
     /// The text to continue; several are continued together, each as it would be alone
     #[arg(long, required = true)]
     prompt: Vec<String>,
@@ -310,6 +311,8 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Train(args) => train::run(args)?,
         Command::Eval(args) => eval(args)?,
         Command::Generate(args) => generate(&args)?,
+        Command::Convert(args) => models::convert(&args)?,
+        Command::Inspect(args) => models::inspect(&args)?,
         Command::Verify(args) => return verify(args),
         Command::Bisect(args) => return bisect::run(args),
         Command::Doctor => say(doctor::report().trim_end()),
@@ -327,24 +330,12 @@ fn dispatch(command: Command) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The checkpoint at `path`, which may be one or a run's directory; by default the newest of the last run.
-fn checkpoint(path: Option<&Path>) -> Result<Checkpoint> {
-    let run = match path {
-        Some(path) if path.join("state.json").exists() => return Checkpoint::open(path),
-        Some(path) => path.to_owned(),
-        None => runs::last()?,
-    };
-    let found = newest(&run)?;
-    found.notes.iter().for_each(|note| eprintln!("{note}"));
-    found.checkpoint.ok_or_else(|| Error::Usage(format!("{}: there is no checkpoint", run.display())))
-}
-
 fn eval(args: EvalArgs) -> Result<()> {
-    let checkpoint = checkpoint(args.run.as_deref())?;
-    let config = checkpoint.state.config.with(&args.set)?;
     let options = args.machine.options(PathBuf::new(), false)?;
-    let Some(result) = training::evaluate(&config, &checkpoint, &options)? else { return Ok(()) };
-    say(format_args!("{} at step {}", checkpoint.path.display(), checkpoint.state.step));
+    let source = args.model.source()?;
+    let Some(result) = training::evaluate(&source.config, &source.weights, &options)? else { return Ok(()) };
+    let at = source.step.map_or(String::new(), |step| format!(" at step {step}"));
+    say(format_args!("{}{at}", source.path.display()));
     train::print_validation(result.loss, result.unigram);
     Ok(())
 }
@@ -363,9 +354,9 @@ fn generate(args: &GenerateArgs) -> Result<()> {
         }
     }
     let options = args.machine.options(PathBuf::new(), false)?;
-    let checkpoint = checkpoint(args.run.as_deref())?;
+    let source = args.model.source()?;
     let sampling = Sampling { seed: args.seed, temperature, top_p };
-    let generator = Generator::open(&checkpoint, &options)?;
+    let generator = Generator::open(&source, &options)?;
     let prompts: Vec<&[u8]> = args.prompt.iter().map(String::as_bytes).collect();
     if let [prompt] = prompts[..] {
         // A single text is shown as it grows.

@@ -3,15 +3,17 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use dropless_model::hf::ModelDir;
 
 use super::{Machine, runs, say};
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, Numerics};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::generate::Generator;
 use crate::memory;
 use crate::options::TrainOptions;
 use crate::sample::Sampling;
+use crate::source::Source;
 use crate::train;
 
 /// The start of the text that a finished run shows.
@@ -35,6 +37,9 @@ pub(super) struct TrainArgs {
     /// Continue the run in --out from its newest checkpoint
     #[arg(long)]
     resume: bool,
+    /// Begin with the model and the weights of this directory (config.json and safetensors files)
+    #[arg(long, value_name = "MODEL_DIR")]
+    init: Option<PathBuf>,
     /// Change a key of the configuration, e.g. train.seed=7
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -44,6 +49,10 @@ pub(super) struct TrainArgs {
 }
 
 pub(super) fn run(args: TrainArgs) -> Result<()> {
+    if args.resume && args.init.is_some() {
+        let what = "--init begins a run and --resume continues one, which knows its origin: give one of them";
+        return Err(Error::Usage(what.into()));
+    }
     let resumed = if args.resume { Some(runs::existing(args.out.as_deref())?) } else { None };
     let own = resumed.as_ref().map(|out| out.join(train::CONFIG)).filter(|path| path.exists());
     let config = effective(&args, own.as_deref())?;
@@ -86,7 +95,10 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
 
 /// The configuration of the file (by default that of the resumed run), with the command line's changes.
 fn effective(args: &TrainArgs, own: Option<&Path>) -> Result<Config> {
-    let mut config = Config::load(args.config.as_deref().or(own), &args.set)?;
+    let mut config = match &args.init {
+        Some(dir) => Config::of_model(&ModelDir::open(dir)?, args.config.as_deref(), &args.set)?,
+        None => Config::load(args.config.as_deref().or(own), &args.set)?,
+    };
     if let Some(numerics) = args.numerics {
         config.train.numerics = numerics;
     }
@@ -105,7 +117,7 @@ pub(super) fn print_validation(loss: f64, unigram: f64) {
 }
 
 fn print_sample(checkpoint: &Path, tokens: usize, options: &TrainOptions) -> Result<()> {
-    let generator = Generator::open(&Checkpoint::open(checkpoint)?, options)?;
+    let generator = Generator::open(&Source::of_checkpoint(&Checkpoint::open(checkpoint)?, &[])?, options)?;
     let sampling = Sampling { seed: 0, temperature: 0.8, top_p: 0.95 };
     let text = generator.continue_texts(&[SAMPLE_PROMPT.as_bytes()], tokens, &sampling, |_, _| {})?.concat();
     say(format_args!("sample:\n{SAMPLE_PROMPT}{}", String::from_utf8_lossy(&text)));

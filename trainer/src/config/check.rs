@@ -1,5 +1,7 @@
 //! The rules that values have to keep together. Each is one line naming fields and values.
 
+use dropless_model::hf::ModelDir;
+
 use super::{Config, Recipe, Schedule, TrainConfig, single};
 use crate::error::{Error, Result};
 
@@ -113,6 +115,26 @@ impl Config {
         need((0.0..1.0).contains(&fraction), || format!("data.validation_fraction is {fraction}, expected 0 up to 1"))?;
         need(fraction > 0.0 || !self.data.validation.is_empty(), || {
             "data.validation_fraction is 0 and data.validation names no file, so there is nothing to validate on".into()
+        })
+    }
+
+    /// Verifies that the model is still that of the directory which the run begins with.
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub fn check_origin(&self, dir: &ModelDir) -> Result<()> {
+        let theirs = Config { model: dir.config.model.clone(), ..self.clone() };
+        let (ours, theirs) = (self.settings(), theirs.settings());
+        let differs = |a: &[(String, String)], b: &[(String, String)]| {
+            a.iter().find(|entry| entry.0 != "model.max_position_embeddings" && !b.contains(entry)).cloned()
+        };
+        let differing = differs(&ours, &theirs).or_else(|| differs(&theirs, &ours));
+        need(differing.is_none(), || {
+            let (name, _) = differing.clone().unwrap_or_default();
+            let value = |all: &[(String, String)]| {
+                all.iter().find(|(n, _)| *n == name).map_or("absent".to_owned(), |(_, value)| value.clone())
+            };
+            format!("{name} is {}, but {} in the model of {}", value(&ours), value(&theirs), dir.path.display())
         })
     }
 

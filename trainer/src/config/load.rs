@@ -6,9 +6,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use dropless_model::hf::{ModelDir, SpecialTokens};
 use toml::{Table, Value};
 
-use super::{Config, ModelConfig};
+use super::{Config, ModelConfig, Origin};
 use crate::error::{Error, Result};
 
 /// The defaults, of DeepSeek-V3; together with [`ModelConfig::keys`] the list of all keys.
@@ -21,6 +22,14 @@ const FAMILIES: &[(&str, &str)] = &[
 /// The section of the architecture, and its key that says whose keys the others are.
 const MODEL: &str = "model";
 const FAMILY: &str = "family";
+
+/// The one key of a model that changes none of its weights.
+const LONGEST: &str = "model.max_position_embeddings";
+/// The name of overrides in messages.
+const SET: &str = "--set";
+/// The section that a run writes and no one else.
+const ORIGIN: &[&str] =
+    &["origin", "origin.directory", "origin.tokens", "origin.tokens.bos", "origin.tokens.eos", "origin.tokens.pad"];
 
 /// The keys of `model.rope_scaling`, of all its types.
 const ROPE_SCALING: &[&str] = &[
@@ -44,15 +53,7 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] for a file that cannot be read, is not TOML, or has an unknown key or a wrong type.
     pub fn load(file: Option<&Path>, overrides: &[String]) -> Result<Config> {
-        let mut layers = Vec::new();
-        if let Some(path) = file {
-            let name = path.display().to_string();
-            let text = fs::read_to_string(path).map_err(|e| Error::Config(format!("{name}: {e}")))?;
-            layers.push((parse(&text, &name)?, name));
-        }
-        for text in overrides {
-            layers.push((parse_override(text)?, "--set".to_owned()));
-        }
+        let layers = layers(file, overrides)?;
         let family = layers.iter().rev().find_map(|(table, _)| family(table));
         let mut table = defaults(family.as_deref())?;
         for (user, name) in layers {
@@ -60,6 +61,35 @@ impl Config {
             overlay(&mut table, user);
         }
         from_table(table)
+    }
+
+    /// The configuration of a run that begins with the weights of `dir`: its model, and everything else as in
+    /// [`load`](Config::load). Sequences are as long as by default, or as the model allows.
+    ///
+    /// # Errors
+    /// As [`load`](Config::load); and for a key that would make another model of it. Only the longest sequence may change.
+    pub fn of_model(dir: &ModelDir, file: Option<&Path>, overrides: &[String]) -> Result<Config> {
+        let model = &dir.config.model;
+        let mut table = defaults(Some(model.family()))?;
+        let fields = Table::try_from(model).map_err(|e| Error::Config(format!("{}: {e}", dir.path.display())))?;
+        table.insert(MODEL.into(), Value::Table(fields));
+        let longest = model.architecture().max_positions;
+        if let Some(length) = table.get_mut("train").and_then(|train| train.get_mut("sequence_length")) {
+            let shorter = length.as_integer().map(|default| default.min(i64::try_from(longest).unwrap_or(i64::MAX)));
+            *length = shorter.map_or(length.clone(), Value::Integer);
+        }
+        for (user, name) in layers(file, overrides)? {
+            reject_other_model(&user, &table, &name, &dir.path)?;
+            reject_unknown(&user, &table, &name)?;
+            overlay(&mut table, user);
+        }
+        let mut config = from_table(table)?;
+        let directory = std::path::absolute(&dir.path).map_err(Error::io(&dir.path))?;
+        let not_text =
+            || Error::Config(format!("{}: the name of a model directory must be UTF-8", directory.display()));
+        let directory = directory.to_str().ok_or_else(not_text)?.to_owned();
+        config.origin = Some(Origin { directory, tokens: SpecialTokens::of(&dir.config) });
+        Ok(config)
     }
 
     /// This configuration with `overrides` as in [`load`](Config::load).
@@ -70,7 +100,7 @@ impl Config {
         let mut table = parse(&self.to_toml(), "configuration")?;
         for text in overrides {
             let user = parse_override(text)?;
-            reject_unknown(&user, &table, "--set")?;
+            reject_unknown(&user, &table, SET)?;
             overlay(&mut table, user);
         }
         from_table(table)
@@ -88,6 +118,45 @@ impl Config {
     pub fn from_toml(text: &str, name: &str) -> Result<Config> {
         from_table(parse(text, name)?)
     }
+}
+
+/// The tables of the file and of `overrides`, each with its name for messages.
+fn layers(file: Option<&Path>, overrides: &[String]) -> Result<Vec<(Table, String)>> {
+    let mut layers = Vec::new();
+    if let Some(path) = file {
+        let name = path.display().to_string();
+        let text = fs::read_to_string(path).map_err(|e| Error::Config(format!("{name}: {e}")))?;
+        layers.push((parse(&text, &name)?, name));
+    }
+    for text in overrides {
+        layers.push((parse_override(text)?, SET.to_owned()));
+    }
+    Ok(layers)
+}
+
+/// Fails at the first key of `user` by which the model would be another one than `dir` has.
+fn reject_other_model(user: &Table, table: &Table, name: &str, dir: &Path) -> Result<()> {
+    let at = |table: &Table, path: &str| {
+        let mut value = Value::Table(table.clone());
+        for key in path.split('.') {
+            value = value.get(key)?.clone();
+        }
+        Some(value)
+    };
+    // 10000 and 10000.0 are the same number.
+    let number = |value: Option<&Value>| value.and_then(|v| v.as_float().or(v.as_integer().map(|n| n as f64)));
+    let model = format!("{MODEL}.");
+    for path in paths(user).into_iter().filter(|path| path.starts_with(&model) && path != LONGEST) {
+        let (wanted, found) = (at(user, &path), at(table, &path));
+        let same = wanted == found || number(wanted.as_ref()).is_some_and(|n| Some(n) == number(found.as_ref()));
+        if !same && !matches!(wanted, Some(Value::Table(_))) {
+            let text = |value: Option<Value>| value.map_or("absent".into(), |value| value.to_string());
+            let (wanted, found) = (text(wanted), text(found));
+            let dir = dir.display();
+            return Err(Error::Config(format!("{name}: {path} is {wanted}, but {found} in the model of {dir}")));
+        }
+    }
+    Ok(())
 }
 
 fn parse(text: &str, name: &str) -> Result<Table> {
@@ -156,7 +225,8 @@ fn reject_unknown(user: &Table, table: &Table, name: &str) -> Result<()> {
     let family = family(table).unwrap_or_default();
     known.extend(ModelConfig::keys(&family).unwrap_or_default().iter().map(|key| format!("{MODEL}.{key}")));
     known.extend(ROPE_SCALING.iter().map(|key| format!("{MODEL}.rope_scaling.{key}")));
-    match paths(user).into_iter().find(|path| !known.contains(path)) {
+    let recorded = |path: &String| name != SET && ORIGIN.contains(&path.as_str());
+    match paths(user).into_iter().find(|path| !known.contains(path) && !recorded(path)) {
         None => Ok(()),
         Some(path) => {
             let nearest = nearest(&path, &known);

@@ -15,6 +15,7 @@ pub use dropless_model::nn::Policy;
 pub use dropless_model::{Activations, ModelConfig, single};
 
 use dropless_model::Options;
+use dropless_model::hf::SpecialTokens;
 use dropless_model::optimizer::AdamWConfig;
 
 /// Everything that a run depends on, but for where it runs ([`crate::options::TrainOptions`]).
@@ -31,6 +32,19 @@ pub struct Config {
     pub activations: Activations,
     /// The text.
     pub data: DataConfig,
+    /// Where the weights come from that the run begins with, if it does not make its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
+}
+
+/// A model directory that a run begins with. The run's checkpoints do not need it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Origin {
+    /// Its path.
+    pub directory: String,
+    /// Its special tokens, which the run's checkpoints have, too.
+    pub tokens: SpecialTokens,
 }
 
 /// The training run.
@@ -159,6 +173,15 @@ pub enum Tokenizer {
     Byte,
 }
 
+impl Tokenizer {
+    /// The id that ends a document.
+    pub const fn end(self) -> u32 {
+        match self {
+            Tokenizer::Byte => 256,
+        }
+    }
+}
+
 impl Config {
     /// How the model computes in training.
     pub fn options(&self) -> Options {
@@ -172,6 +195,14 @@ impl Config {
             balance_coefficient: self.train.aux_loss_coefficient / self.train.batch_size as f64,
             activations: self.activations,
             training: true,
+        }
+    }
+
+    /// The special tokens of what the run writes: those of its origin, or the tokenizer's.
+    pub fn special_tokens(&self) -> SpecialTokens {
+        match (&self.origin, self.data.tokenizer) {
+            (Some(origin), _) => origin.tokens.clone(),
+            (None, tokenizer) => SpecialTokens { bos: None, eos: vec![tokenizer.end()], pad: None },
         }
     }
 

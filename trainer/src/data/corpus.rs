@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use crate::config::Config;
+use crate::config::{Config, Tokenizer};
 use crate::error::{Error, Result};
 
 /// The end of a document; ids below it are bytes.
-pub const END: u32 = 256;
+pub const END: u32 = Tokenizer::Byte.end();
 
 /// This repository's own text, by name.
 const EMBEDDED: &[(&str, &str)] = &include!(concat!(env!("OUT_DIR"), "/corpus.rs"));

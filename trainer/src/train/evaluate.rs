@@ -2,10 +2,10 @@
 
 use dropless_core::Backend;
 use dropless_model::Model;
+use dropless_model::hf::WeightFiles;
 use dropless_model::nn::Tokens;
 
 use super::{inputs, ranks, state, step};
-use crate::checkpoint::Checkpoint;
 use crate::collective::away;
 use crate::config::Config;
 use crate::data::{self, Corpus};
@@ -21,18 +21,18 @@ pub struct Validation {
     pub unigram: f64,
 }
 
-/// The loss of a checkpoint on the whole validation text of `config`; None where the first rank lives in another process.
+/// The loss of these weights on the whole validation text of `config`; None where the first rank lives in another process.
 ///
 /// # Errors
 /// A configuration or text that does not fit, tensors that cannot be read, and failures of the ranks.
-pub fn evaluate(config: &Config, checkpoint: &Checkpoint, options: &TrainOptions) -> Result<Option<Validation>> {
+pub fn evaluate(config: &Config, weights: &WeightFiles, options: &TrainOptions) -> Result<Option<Validation>> {
     config.check(options.ranks, options.expert_ranks())?;
     config.check_data()?;
     let (_, validation) = Corpus::load(config)?;
     let loss = ranks::run(options.open_ranks(config.train.numerics.into())?, |backend| {
         let tokens = inputs::tokens(backend, config)?;
         let mut model = Model::new(backend, &config.model.architecture(), &config.inference(), &tokens)?;
-        away(&[backend], || state::load(backend, &mut model, &checkpoint.weights, None))?;
+        away(&[backend], || state::load(backend, &mut model, weights, None))?;
         mean_loss(backend, config, &tokens, &model, &validation, 0)
     })?;
     Ok(loss.map(|loss| Validation { loss, unigram: validation.unigram_entropy() }))

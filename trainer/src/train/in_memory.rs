@@ -7,7 +7,7 @@ use dropless_model::{Model, optimizer};
 
 use super::{inputs, ranks, state, step};
 use crate::checkpoint::digest;
-use crate::collective::gather_bytes;
+use crate::collective::{away, gather_bytes};
 use crate::config::Config;
 use crate::data::{Corpus, Position, Stream};
 use crate::error::Result;
@@ -31,9 +31,8 @@ pub fn steps_in_memory(config: &Config, options: &TrainOptions, steps: u64) -> R
 fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Corpus>, steps: u64) -> Result<String> {
     let train = &config.train;
     let tokens = inputs::tokens(backend, config)?;
-    let parts = config.model.architecture();
-    let mut model = Model::new(backend, &parts, &config.options(), &tokens)?;
-    model.initialise(backend, train.seed, parts.initializer_range)?;
+    let mut model = Model::new(backend, &config.model.architecture(), &config.options(), &tokens)?;
+    away(&[backend], || state::begin(backend, &mut model, config))?;
     let mut stream = Stream::new(text, train.sequence_length, train.seed, Position::default())?;
     for step in 1..=steps {
         let batch = stream.next_batch(train.batch_size)?;

@@ -194,8 +194,8 @@ impl<'a> Rank<'a> {
         let (mut position, mut done) = (Position::default(), 0);
         let (mut saved, mut saved_step) = (None, None);
         away(&[backend], || match &from {
-            None => Ok(model.initialise(backend, train.seed, parts.initializer_range)?),
-            Some(from) => state::load(backend, &mut model, &from.weights, Some(&from.optimizer)),
+            None => state::begin(backend, &mut model, config),
+            Some(from) => state::load(backend, &mut model, &from.mapped()?, Some(&from.optimizer)),
         })?;
         if let Some(Checkpoint { path, state, digest, .. }) = from {
             (position, done) = (state.position, state.step);

@@ -9,12 +9,11 @@ use super::inputs::{Scales, tokens, upload};
 use super::{ranks, state, step};
 use dropless_model::architecture::Feed;
 use dropless_model::collective::gather;
-use dropless_model::hf::TensorFiles;
-use dropless_model::names::Names;
+use dropless_model::hf::{HfConfig, ModelDir, TensorFiles, WeightFiles, layout};
 use dropless_model::{Architecture, Model};
 
 use crate::collective::away;
-use crate::config::{Activations, Config, ModelConfig, Recipe};
+use crate::config::{Activations, Config, Recipe};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::options::TrainOptions;
@@ -41,10 +40,11 @@ pub struct Computed {
 /// # Errors
 /// [`Error::Checkpoint`] for files that do not fit; those of the ops.
 pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &TrainOptions) -> Result<Option<Computed>> {
-    let mut model = ModelConfig::from_hf(&dir.join("config.json"))?;
-    let weights = TensorFiles::open(dir, "model")?;
-    // A configuration usually names its multi-token-prediction module even where its weights are left out.
-    model.drop_absent_modules(|name| weights.contains(name));
+    let files = ModelDir::open(dir)?;
+    if options.world.as_ref().is_none_or(|world| world.rank == 0) {
+        files.notes().iter().for_each(|note| eprintln!("{note}"));
+    }
+    let ModelDir { config: HfConfig { model, .. }, weights, .. } = files;
     let batch = batch(&dir.join("expected.safetensors"), model.architecture().vocab)?;
     let mut config = Config::load(None, &[])?;
     config.model = model;
@@ -73,12 +73,13 @@ pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &Tra
 fn zero(parts: &Architecture) -> Vec<String> {
     let constant = |feed: &Feed| matches!(feed, Feed::Moe(moe) if moe.top_k == 1 && moe.normalize);
     let routers = parts.feeds().enumerate().filter(|(_, feed)| constant(feed));
-    routers.map(|(layer, _)| fused(parts, &format!("model.layers.{layer}.{}.gate.weight", parts.names.moe))).collect()
+    let router = |layer| format!("model.layers.{layer}.{}.gate.weight", parts.names.moe);
+    routers.map(|(layer, _)| format!("grad.{}", layout::fused(&parts.names, &router(layer)))).collect()
 }
 
 const LOGITS: &str = "logits.f32";
 
-fn on_rank(backend: &dyn Backend, config: &Config, weights: &TensorFiles, batch: &Batch) -> Result<Named> {
+fn on_rank(backend: &dyn Backend, config: &Config, weights: &WeightFiles, batch: &Batch) -> Result<Named> {
     let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
     let tokens = tokens(backend, config)?;
     let parts = config.model.architecture();
@@ -90,7 +91,8 @@ fn on_rank(backend: &dyn Backend, config: &Config, weights: &TensorFiles, batch:
     let (result, gradients, _) = step::gradients(backend, config, &tokens, &model, batch)?;
     let mut out = vec![(LOGITS.to_owned(), logits), ("loss.f32".to_owned(), vec![result.loss])];
     for (name, gradient) in gradients.sums.by_name(&model.params)? {
-        let (name, values) = (fused(&parts, &name), backend.download::<f32>(&gradient)?);
+        let name = format!("grad.{}", layout::fused(&parts.names, &name));
+        let (name, values) = (name, backend.download::<f32>(&gradient)?);
         match out.iter_mut().find(|(n, _)| *n == name) {
             Some((_, all)) => all.extend(values),
             None => out.push((name, values)),
@@ -107,17 +109,6 @@ fn on_rank(backend: &dyn Backend, config: &Config, weights: &TensorFiles, batch:
         *values = backend.download(&gather(backend, group, &mine)?)?;
     }
     Ok(out)
-}
-
-/// `grad.` and the name under which other frameworks hold a tensor in memory: experts as one tensor, gate and up side by
-/// side.
-fn fused(parts: &Architecture, name: &str) -> String {
-    let names = &parts.names;
-    let in_memory = format!(".{}.", Names::FUSED_MOE);
-    let name = name.replacen(&format!(".{}.", names.moe), &in_memory, 1);
-    let Some((prefix, rest)) = name.split_once(".experts.") else { return format!("grad.{name}") };
-    let is_down = rest.ends_with(&format!(".{}.weight", names.expert.down));
-    format!("grad.{prefix}.experts.{}", if is_down { "down_proj" } else { "gate_up_proj" })
 }
 
 fn batch(path: &Path, vocabulary: usize) -> Result<Batch> {

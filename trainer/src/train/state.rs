@@ -3,8 +3,9 @@
 use dropless_core::{Backend, Group, Tensor};
 
 use dropless_model::Model;
-use dropless_model::hf::{NamedTensor, TensorFiles};
+use dropless_model::hf::{ModelDir, NamedTensor, TensorFiles, WeightFiles};
 
+use crate::config::Config;
 use crate::error::Result;
 
 /// What the optimizer's first moment of a weight is called in a checkpoint.
@@ -17,6 +18,24 @@ fn second_moment(name: &str) -> String {
     format!("exp_avg_sq.{name}")
 }
 
+/// The weights that a run begins with: drawn from its seed, or those of the model directory it names. The first rank says
+/// what of the directory is ignored.
+///
+/// # Errors
+/// [`crate::Error::Checkpoint`] and [`crate::Error::Config`] for a directory that does not fit; those of the backend.
+pub fn begin(backend: &dyn Backend, model: &mut Model, config: &Config) -> Result<()> {
+    let Some(origin) = &config.origin else {
+        let deviation = config.model.architecture().initializer_range;
+        return Ok(model.initialise(backend, config.train.seed, deviation)?);
+    };
+    let dir = ModelDir::open(origin.directory.as_ref())?;
+    config.check_origin(&dir)?;
+    if backend.caps().rank == 0 {
+        dir.notes().iter().for_each(|note| eprintln!("{note}"));
+    }
+    load(backend, model, &dir.weights, None)
+}
+
 /// Loads weights, and optimizer state if given.
 ///
 /// # Errors
@@ -24,19 +43,16 @@ fn second_moment(name: &str) -> String {
 pub fn load(
     backend: &dyn Backend,
     model: &mut Model,
-    weights: &TensorFiles,
+    weights: &WeightFiles,
     optimizer: Option<&TensorFiles>,
 ) -> Result<()> {
-    let fill = |tensor: &Tensor, files: &TensorFiles, name: &str, shape: &[usize]| -> Result<()> {
-        Ok(backend.write(tensor, bytemuck::cast_slice(&files.values(name, shape)?))?)
-    };
-    for piece in model.params.pieces()? {
-        let (name, shape) = (&piece.name, &piece.shape);
-        fill(&piece.value, weights, name, shape)?;
-        let moments = model.state.as_ref().map(|state| state.moments(&piece)).transpose()?.flatten();
-        if let (Some(moments), Some(optimizer)) = (moments, optimizer) {
-            fill(&moments.m, optimizer, &first_moment(name), shape)?;
-            fill(&moments.v, optimizer, &second_moment(name), shape)?;
+    weights.load(backend, &model.params)?;
+    if let (Some(state), Some(optimizer)) = (&model.state, optimizer) {
+        for piece in model.params.pieces()? {
+            let Some(moments) = state.moments(&piece)? else { continue };
+            for (tensor, name) in [(&moments.m, first_moment(&piece.name)), (&moments.v, second_moment(&piece.name))] {
+                backend.write(tensor, bytemuck::cast_slice(&optimizer.values(&name, &piece.shape)?))?;
+            }
         }
     }
     Ok(model.refresh(backend)?)
