@@ -6,7 +6,6 @@ use dropless::Config;
 use dropless::config::{ModelConfig, Policy, Recipe};
 use dropless_model::families::DeepseekV3;
 use dropless_model::hf::SpecialTokens;
-use dropless_model::hf::SpecialTokens;
 use dropless_model::rope::Scaling;
 use serde_json::{Map, Value, json};
 
