@@ -1,5 +1,6 @@
 //! Exchange of rows between the ranks of a group.
 
+use super::arguments::{op, queued, tensors};
 use super::{Arg, Checked, DType, distinct, number};
 use crate::backend::{Backend, Caps, Group, Queue};
 use crate::error::Result;
@@ -13,6 +14,8 @@ pub struct Counts<'a> {
     /// Rows from each source.
     pub recv: &'a Tensor,
 }
+
+tensors!(Counts: tensor(send, recv));
 
 /// Chunk d of `send` goes to member d of the group, where it becomes chunk (this rank's place) of `recv`. Every member
 /// calls it in the same order with the same row capacity and row length. Runs on the comm queue.
@@ -39,7 +42,11 @@ pub struct AllToAll<'a> {
     pub counts: Option<Counts<'a>>,
 }
 
+op!(AllToAll: read(send, counts), write(recv), value(group));
+
 const OP: &str = "all_to_all";
+
+queued!(AllToAll, named OP, by all_to_all);
 
 impl AllToAll<'_> {
     /// True when one chunk goes to every member.

@@ -4,6 +4,7 @@ mod softmax;
 
 pub(crate) use softmax::{OnlineSoftmax, differentiate, visible};
 
+use super::arguments::{family, op};
 use super::{Arg, Checked, DType, FLOAT, distinct, number};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
@@ -72,6 +73,8 @@ pub struct AttentionForward<'a> {
     pub shape: AttentionShape,
 }
 
+op!(AttentionForward: read(q, k, v, start), write(out, lse), value(shape));
+
 /// The gradients of [`AttentionForward`]; probabilities are recomputed from `lse`.
 ///
 /// # Shape
@@ -114,6 +117,8 @@ pub struct AttentionBackward<'a> {
     pub shape: AttentionShape,
 }
 
+op!(AttentionBackward: read(q, k, v, start, out, lse, d_out), write(d_q, d_k, d_v), value(shape));
+
 /// Attention.
 #[derive(Clone, Copy, Debug)]
 pub enum Attention<'a> {
@@ -124,6 +129,8 @@ pub enum Attention<'a> {
 }
 
 const OP: &str = "attention";
+
+family!(Attention { Forward, Backward }, named |_| OP, by attention);
 
 /// The (name, tensor, columns) of each operand that has one row for each token.
 type Rows<'a, 'b> = &'b [(&'static str, &'a Tensor, usize)];

@@ -1,5 +1,6 @@
 //! Block quantization of ragged groups of rows. NUMERICS.md, "Block formats".
 
+use super::arguments::{op, queued, tensors};
 use super::{Arg, Checked, DType, FLOAT, distinct, number};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
@@ -50,6 +51,8 @@ pub struct RowBlocks<'a> {
     pub scales: &'a Tensor,
 }
 
+tensors!(RowBlocks: tensor(codes, scales));
+
 /// Where the column-wise result goes: blocks run along the rows and never span two groups. Each group starts at a
 /// multiple of the block in the result; the rows that pad a group hold zero codes.
 ///
@@ -68,6 +71,8 @@ pub struct ColumnBlocks<'a> {
     /// u32 `[groups + 1]`, written: the groups' offsets in the padded result. None for stacked matrices.
     pub offsets: Option<&'a Tensor>,
 }
+
+tensors!(ColumnBlocks: tensor(codes, scales, offsets));
 
 /// Quantizes ragged groups of rows, or a stack of matrices, row-wise, column-wise or both in one pass.
 ///
@@ -99,7 +104,11 @@ pub struct GroupQuantize<'a> {
     pub amax: Option<&'a Tensor>,
 }
 
+op!(GroupQuantize: read(x, offsets), write(row, column, amax), value(format, square));
+
 const OP: &str = "group_quantize";
+
+queued!(GroupQuantize, named OP, by group_quantize);
 
 impl<'a> GroupQuantize<'a> {
     /// Rows that a column-wise result needs in the worst case for `rows` rows in `groups` groups.

@@ -3,6 +3,7 @@
 //! The rows of a group are the tokens of one expert. One call covers every group; the group sizes stay on the device.
 //! A dense product is a grouped product with one group.
 
+use super::arguments::{Access, Field, FieldName, Use, View, op, queued};
 use super::{Arg, Checked, DType, FLOAT, distinct, number};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
@@ -84,11 +85,42 @@ impl<'a> Operand<'a> {
     }
 
     fn tensors(&self) -> Vec<&'a Tensor> {
-        match *self {
-            Operand::Plain { values, gather } => std::iter::once(values).chain(gather).collect(),
-            Operand::Mxfp8 { codes, scales } => vec![codes, scales],
-            Operand::Fp8Block { codes, scale_inv } => vec![codes, scale_inv],
+        let mut tensors = Vec::new();
+        self.visit(FieldName::new("operand"), Access::Read, &mut |one| tensors.push(one.tensor));
+        tensors
+    }
+}
+
+impl<'a> Field<'a> for Operand<'a> {
+    type Over<'b> = Operand<'b>;
+
+    fn visit(self, field: FieldName, access: Access, visit: &mut dyn FnMut(Use<'a>)) {
+        match self {
+            Operand::Plain { values, gather } => {
+                values.visit(field.within("values"), access, visit);
+                gather.visit(field.within("gather"), access, visit);
+            }
+            Operand::Mxfp8 { codes, scales } => {
+                codes.visit(field.within("codes"), access, visit);
+                scales.visit(field.within("scales"), access, visit);
+            }
+            Operand::Fp8Block { codes, scale_inv } => {
+                codes.visit(field.within("codes"), access, visit);
+                scale_inv.visit(field.within("scale_inv"), access, visit);
+            }
         }
+    }
+
+    fn with_tensors<'b>(self, view: View<'a, 'b, '_>) -> Result<Operand<'b>> {
+        Ok(match self {
+            Operand::Plain { values, gather } => {
+                Operand::Plain { values: view(values)?, gather: gather.with_tensors(view)? }
+            }
+            Operand::Mxfp8 { codes, scales } => Operand::Mxfp8 { codes: view(codes)?, scales: view(scales)? },
+            Operand::Fp8Block { codes, scale_inv } => {
+                Operand::Fp8Block { codes: view(codes)?, scale_inv: view(scale_inv)? }
+            }
+        })
     }
 }
 
@@ -123,6 +155,8 @@ pub struct GroupedGemm<'a> {
     pub accumulate: bool,
 }
 
+op!(GroupedGemm: read(a, b, offsets), update(out), value(kind, accumulate));
+
 /// The extents of a checked product. `m x n` outputs per group with a chain of `k` terms, in the words of a BLAS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extents {
@@ -137,6 +171,8 @@ pub struct Extents {
 }
 
 const OP: &str = "grouped_gemm";
+
+queued!(GroupedGemm, named OP, by grouped_gemm);
 
 impl<'a> GroupedGemm<'a> {
     /// Groups, rows, n and k, as the shapes of `out`, `a` and `offsets` give them.

@@ -4,22 +4,22 @@
 //! a [`Checked`] op. An output never shares a buffer with another operand, unless the op says that it works in place.
 
 mod all_to_all;
+mod arguments;
 mod attention;
 mod group_quantize;
 mod grouped_gemm;
 mod map;
 mod offload;
-mod outputs;
 mod route;
 
 pub use all_to_all::{AllToAll, Counts};
+pub use arguments::{Access, FieldName, Op, Use, View};
 pub use attention::{Attention, AttentionBackward, AttentionForward, AttentionShape, KEY_TILE};
 pub(crate) use attention::{OnlineSoftmax, differentiate, visible};
 pub use group_quantize::{BlockFormat, ColumnBlocks, GroupQuantize, RowBlocks};
 pub use grouped_gemm::{Extents, GemmKind, GroupedGemm, Operand};
 pub use map::*;
 pub use offload::Offload;
-pub use outputs::Output;
 pub use route::{Balance, Layout, NONE, Plan, Route, Score, TopK, TopKGrad, Window};
 pub(crate) use route::{Chooser, Sequence, known};
 

@@ -1,5 +1,6 @@
 //! Movement of activations between device and host memory.
 
+use super::arguments::{op, queued};
 use super::{Arg, Checked, distinct, number};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
@@ -23,7 +24,11 @@ pub struct Offload<'a> {
     pub to: &'a Tensor,
 }
 
+op!(Offload: read(from), write(to));
+
 const OP: &str = "offload";
+
+queued!(Offload, named OP, by offload);
 
 impl Offload<'_> {
     /// Checks the arguments.

@@ -1,6 +1,7 @@
 //! Copies, conversions and sums of whole tensors. NUMERICS.md, "Row-wise ops".
 
 use crate::error::Result;
+use crate::ops::arguments::op;
 use crate::ops::{Arg, DType, FLOAT, distinct, number};
 use crate::tensor::Tensor;
 
@@ -15,6 +16,8 @@ pub struct Cast<'a> {
     /// The destination, written.
     pub out: &'a Tensor,
 }
+
+op!(Cast: read(x), write(out));
 
 impl Cast<'_> {
     pub(crate) const OP: &'static str = "cast";
@@ -41,6 +44,8 @@ pub struct Add<'a> {
     /// The sum, written.
     pub out: &'a Tensor,
 }
+
+op!(Add: read(a, b, c), write(out));
 
 impl Add<'_> {
     pub(crate) const OP: &'static str = "add";
@@ -80,6 +85,8 @@ pub struct Fill<'a> {
     pub value: f32,
 }
 
+op!(Fill: write(out), value(value));
+
 impl Fill<'_> {
     pub(crate) const OP: &'static str = "fill";
 
@@ -112,6 +119,8 @@ pub struct CopyColumns<'a> {
     /// Number of columns.
     pub width: usize,
 }
+
+op!(CopyColumns: read(x), write(out), value(x_column, out_column, width));
 
 impl CopyColumns<'_> {
     pub(crate) const OP: &'static str = "copy_columns";

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::numerics::{math, reduce};
+use crate::ops::arguments::op;
 use crate::ops::{Arg, DType, distinct};
 use crate::tensor::Tensor;
 
@@ -27,6 +28,8 @@ pub struct CrossEntropy<'a> {
     /// Gradient, written; none for evaluation.
     pub d_logits: Option<&'a Tensor>,
 }
+
+op!(CrossEntropy: read(logits, targets, scale), write(loss, d_logits));
 
 impl CrossEntropy<'_> {
     pub(crate) const OP: &'static str = "cross_entropy";

@@ -21,7 +21,8 @@ pub use rotary::{Angles, Mla, MlaGrad, MlaShape, Rotary};
 pub use rows::{Combine, EmbeddingGrad, GatherRows};
 pub use swiglu::{Swiglu, SwigluGrad};
 
-use super::Checked;
+use super::arguments::family;
+use super::{Checked, Op};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
 
@@ -34,11 +35,6 @@ macro_rules! map_ops {
         }
 
         impl Map<'_> {
-            /// The op's name, as in messages.
-            pub fn name(&self) -> &'static str {
-                match self { $(Map::$name(_) => $name::OP,)+ }
-            }
-
             /// Checks the arguments.
             ///
             /// # Errors
@@ -57,6 +53,8 @@ macro_rules! map_ops {
                 backend.map(&self.check(backend.caps())?)
             }
         }
+
+        family!(Map { $($name),+ }, named |map: &Map<'_>| match map { $(Map::$name(_) => $name::OP,)+ }, by map);
 
         $(impl<'a> From<$name<'a>> for Map<'a> {
             fn from(op: $name<'a>) -> Self { Map::$name(op) }

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::numerics::reduce;
+use crate::ops::arguments::op;
 use crate::ops::{Arg, DType, FLOAT, distinct, number};
 use crate::tensor::Tensor;
 
@@ -25,6 +26,8 @@ pub struct RmsNorm<'a> {
     /// The reciprocal root mean square, written.
     pub rstd: &'a Tensor,
 }
+
+op!(RmsNorm: read(x, weight), write(out, rstd), value(eps));
 
 impl RmsNorm<'_> {
     pub(crate) const OP: &'static str = "rms_norm";
@@ -77,6 +80,8 @@ pub struct RmsNormGrad<'a> {
     /// Gradient of the gain, added to.
     pub d_weight: &'a Tensor,
 }
+
+op!(RmsNormGrad: read(dy, x, weight, rstd, residual), write(dx), update(d_weight));
 
 impl RmsNormGrad<'_> {
     pub(crate) const OP: &'static str = "rms_norm_grad";

@@ -4,6 +4,7 @@
 use std::cmp::Ordering;
 
 use crate::error::Result;
+use crate::ops::arguments::op;
 use crate::ops::{Arg, DType, distinct, number};
 use crate::tensor::Tensor;
 
@@ -24,6 +25,8 @@ pub struct ClipScale<'a> {
     /// Norm and factor, written.
     pub out: &'a Tensor,
 }
+
+op!(ClipScale: read(squares), write(out), value(max_norm));
 
 impl ClipScale<'_> {
     pub(crate) const OP: &'static str = "clip_scale";
@@ -84,6 +87,8 @@ pub struct AdamW<'a> {
     pub half: Option<&'a Tensor>,
 }
 
+op!(AdamW: read(grad, clip, step), update(param, m, v), write(half), value(beta1, beta2, eps, decay));
+
 impl AdamW<'_> {
     pub(crate) const OP: &'static str = "adamw";
 
@@ -138,6 +143,8 @@ pub struct BiasUpdate<'a> {
     /// The bias, updated.
     pub bias: &'a Tensor,
 }
+
+op!(BiasUpdate: read(counts), update(bias), value(rate));
 
 impl BiasUpdate<'_> {
     pub(crate) const OP: &'static str = "bias_update";

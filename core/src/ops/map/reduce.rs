@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::numerics::reduce;
+use crate::ops::arguments::op;
 use crate::ops::{Arg, DType, FLOAT, distinct, number};
 use crate::tensor::Tensor;
 
@@ -17,6 +18,8 @@ pub struct SumRows<'a> {
     /// The sums, written.
     pub out: &'a Tensor,
 }
+
+op!(SumRows: read(x), write(out));
 
 impl SumRows<'_> {
     pub(crate) const OP: &'static str = "sum_rows";
@@ -48,6 +51,8 @@ pub struct SumSquares<'a> {
     pub out: &'a Tensor,
 }
 
+op!(SumSquares: read(x), write(out));
+
 impl SumSquares<'_> {
     pub(crate) const OP: &'static str = "sum_squares";
 
@@ -75,6 +80,8 @@ pub struct TreeSum<'a> {
     /// The sum, written.
     pub out: &'a Tensor,
 }
+
+op!(TreeSum: read(parts), write(out));
 
 impl TreeSum<'_> {
     pub(crate) const OP: &'static str = "tree_sum";

@@ -2,6 +2,7 @@
 //! attention (arXiv 2405.04434, section 2.1). NUMERICS.md, "Row-wise ops".
 
 use crate::error::Result;
+use crate::ops::arguments::op;
 use crate::ops::{Arg, DType, FLOAT, distinct, number};
 use crate::tensor::Tensor;
 
@@ -59,6 +60,8 @@ pub struct Mla<'a> {
     pub shape: MlaShape,
 }
 
+op!(Mla: read(q_in, kv, k_rope, positions, cos, sin), write(q, k, v), value(shape));
+
 /// The gradients of [`Mla`].
 ///
 /// # Shape
@@ -91,6 +94,8 @@ pub struct MlaGrad<'a> {
     pub shape: MlaShape,
 }
 
+op!(MlaGrad: read(d_q, d_k, d_v, positions, cos, sin), write(d_q_in, d_kv, d_k_rope), value(shape));
+
 /// `out = rotate(x)` over whole heads in halves: the pair i is the columns (i, i + dim / 2) of a head (Qwen3, Mixtral).
 ///
 /// # Shape
@@ -113,6 +118,8 @@ pub struct Rotary<'a> {
     /// The result, written.
     pub out: &'a Tensor,
 }
+
+op!(Rotary: read(x, positions, cos, sin), write(out), value(inverse));
 
 /// One position's row of the rotation tables.
 #[derive(Clone, Copy, Debug)]

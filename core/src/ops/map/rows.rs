@@ -1,6 +1,7 @@
 //! Rows moved by index: gather, combine, and the gradient of an embedding.
 
 use crate::error::Result;
+use crate::ops::arguments::op;
 use crate::ops::{Arg, DType, FLOAT, Window, distinct, number};
 use crate::tensor::Tensor;
 
@@ -18,6 +19,8 @@ pub struct GatherRows<'a> {
     /// The rows, written.
     pub out: &'a Tensor,
 }
+
+op!(GatherRows: read(x, index), write(out));
 
 impl GatherRows<'_> {
     pub(crate) const OP: &'static str = "gather_rows";
@@ -64,6 +67,8 @@ pub struct Combine<'a> {
     pub out: &'a Tensor,
 }
 
+op!(Combine: read(x, slots, ids, add), write(out), value(leaves, window));
+
 impl Combine<'_> {
     pub(crate) const OP: &'static str = "combine";
 
@@ -107,6 +112,8 @@ pub struct EmbeddingGrad<'a> {
     /// Gradient of the table, added to.
     pub d_table: &'a Tensor,
 }
+
+op!(EmbeddingGrad: read(dy, ids), update(d_table));
 
 impl EmbeddingGrad<'_> {
     pub(crate) const OP: &'static str = "embedding_grad";

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::numerics::{math, reduce};
+use crate::ops::arguments::op;
 use crate::ops::{Arg, DType, FLOAT, distinct};
 use crate::tensor::Tensor;
 
@@ -26,6 +27,8 @@ pub struct Swiglu<'a> {
     /// The result, written.
     pub out: &'a Tensor,
 }
+
+op!(Swiglu: read(gate_up, weight, limit), write(out));
 
 impl Swiglu<'_> {
     pub(crate) const OP: &'static str = "swiglu";
@@ -74,6 +77,8 @@ pub struct SwigluGrad<'a> {
     /// Gradient of the factors, written; given exactly with `weight`.
     pub d_weight: Option<&'a Tensor>,
 }
+
+op!(SwigluGrad: read(gate_up, weight, limit, d_out), write(d_gate_up, d_weight));
 
 impl SwigluGrad<'_> {
     pub(crate) const OP: &'static str = "swiglu_grad";

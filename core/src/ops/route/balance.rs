@@ -1,6 +1,6 @@
 //! The sequence-wise auxiliary loss of the router. NUMERICS.md, "Routing".
 
-use super::{Arg, DType, NONE, OP, number};
+use super::{Arg, DType, NONE, OP, number, tensors};
 use crate::error::Result;
 use crate::numerics::reduce;
 use crate::tensor::Tensor;
@@ -31,6 +31,8 @@ pub struct Balance<'a> {
     /// f32 `[sequences]`: the loss. Written by [`super::TopK`], unused by [`super::TopKGrad`].
     pub loss: &'a Tensor,
 }
+
+tensors!(Balance: tensor(counts, loss), value(coefficient, sequence));
 
 impl Balance<'_> {
     pub(super) fn check(&self, tokens: usize, experts: usize) -> Result<()> {

@@ -1,6 +1,6 @@
 //! The counting sort of received rows by expert. NUMERICS.md, "Routing".
 
-use super::{Arg, DType, NONE, OP, distinct, index, indexable, number};
+use super::{Arg, DType, NONE, OP, distinct, index, indexable, number, op};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -36,6 +36,8 @@ pub struct Layout<'a> {
     /// Written.
     pub row_slots: &'a Tensor,
 }
+
+op!(Layout: read(ids, counts, weights), write(offsets, slot_rows, slot_weights, row_slots), value(first_expert));
 
 impl<'a> Layout<'a> {
     pub(super) fn check(&self) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Which tokens go to which rank. NUMERICS.md, "Routing".
 
-use super::{Arg, DType, NONE, OP, distinct, index, indexable, known, number};
+use super::{Arg, DType, NONE, OP, distinct, index, indexable, known, number, op};
 use crate::backend::Caps;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -56,6 +56,8 @@ pub struct Plan<'a> {
     /// Written.
     pub positions: &'a Tensor,
 }
+
+op!(Plan: read(ids), write(rows, counts, positions), value(experts, window));
 
 impl Plan<'_> {
     pub(super) fn check(&self, caps: &Caps) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Scores, and the choice of k experts for each token. NUMERICS.md, "Routing".
 
 use super::balance::{Balance, probabilities, valid};
-use super::{Arg, DType, NONE, OP, distinct, number};
+use super::{Arg, DType, NONE, OP, distinct, number, op};
 use crate::error::Result;
 use crate::numerics::{math, reduce};
 use crate::tensor::Tensor;
@@ -65,6 +65,14 @@ pub struct TopK<'a> {
     pub balance: Option<Balance<'a>>,
 }
 
+op!(TopK:
+    read(logits, bias, valid),
+    write(scores, ids, weights),
+    update(counts),
+    write(balance),
+    value(score, groups, top_groups, normalize, scale)
+);
+
 /// The gradient of [`TopK`]: from the weights (and the auxiliary loss) to the logits.
 ///
 /// # Shape
@@ -98,6 +106,8 @@ pub struct TopKGrad<'a> {
     /// Gradient of the logits, written.
     pub d_logits: &'a Tensor,
 }
+
+op!(TopKGrad: read(scores, ids, d_weights, balance), write(d_logits), value(score, normalize, scale));
 
 impl TopK<'_> {
     pub(super) fn check(&self) -> Result<()> {
