@@ -5,3 +5,4 @@
 pub mod differential;
 pub mod metered;
 pub mod moe;
+pub mod specification;

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use dropless_core::numerics::reduce::TOKEN_BLOCK;
 use dropless_core::ops::{Balance, Checked, Layout, Plan, Route, Score, TopK, TopKGrad, Window};
 use dropless_core::{DType, Result, Tensor};
 
@@ -14,9 +15,6 @@ use crate::kernel::{
 };
 
 const OP: &str = "route";
-
-/// Keeps the weights of a token finite whose chosen scores are all 0.
-const GUARD: f32 = 1e-20;
 
 params!(
     /// Extents and options; `scale` and `guard`: the bits of f32.
@@ -47,9 +45,6 @@ params!(
     /// Extents (`tokens`: of a sequence; `blocks`: thread blocks of a sequence); `coefficient`: the bits of an f32.
     SequenceParams { tokens, k, blocks, coefficient }
 );
-
-/// Tokens whose probabilities are added before the sums are: NUMERICS.md, "Sums".
-const TOKEN_BLOCK: usize = 128;
 
 pub(crate) static BALANCE_BLOCKS: Kernel = Kernel {
     name: "route_balance_blocks",
@@ -228,7 +223,7 @@ fn top_k(gpu: &Arc<Gpu>, op: &TopK<'_>) -> Result<()> {
         top_groups: word(op.top_groups),
         normalize: u32::from(op.normalize),
         scale: op.scale.to_bits(),
-        guard: GUARD.to_bits(),
+        guard: TopK::GUARD.to_bits(),
     };
     let tensors =
         [Some(op.logits), op.bias, op.valid, Some(op.scores), Some(op.ids), Some(op.weights), Some(op.counts)];
@@ -267,7 +262,7 @@ fn top_k_grad(gpu: &Arc<Gpu>, op: &TopKGrad<'_>) -> Result<()> {
         sequence: 1,
         normalize: u32::from(op.normalize),
         scale: op.scale.to_bits(),
-        guard: GUARD.to_bits(),
+        guard: TopK::GUARD.to_bits(),
         coefficient: 0,
     };
     let mut valid = None;

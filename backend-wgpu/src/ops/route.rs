@@ -8,9 +8,6 @@ use crate::buffer;
 use crate::dispatch::{Dispatch, Stream, word};
 use crate::shader::{BALANCE, Binding, CHOICES, F32, MATH, PRELUDE, ROW, SCAN, Shader, U32, params};
 
-/// Keeps the weights of a token finite whose chosen scores are all 0.
-const GUARD: f32 = 1e-20;
-
 params!(
     /// Extents and options; `scale` and `guard`: the bits of f32.
     TopKParams { tokens, k, top_groups, normalize, scale, guard }
@@ -162,7 +159,7 @@ fn top_k(stream: &Stream, op: &TopK<'_>) -> Result<()> {
         top_groups: word(op.top_groups),
         normalize: u32::from(op.normalize),
         scale: op.scale.to_bits(),
-        guard: GUARD.to_bits(),
+        guard: TopK::GUARD.to_bits(),
     };
     let tensors =
         [Some(op.logits), op.bias, op.valid, Some(op.scores), Some(op.ids), Some(op.weights), Some(op.counts)];
@@ -188,7 +185,7 @@ fn top_k_grad(stream: &Stream, op: &TopKGrad<'_>) -> Result<()> {
         sequence: 1,
         normalize: u32::from(op.normalize),
         scale: op.scale.to_bits(),
-        guard: GUARD.to_bits(),
+        guard: TopK::GUARD.to_bits(),
         coefficient: 0,
     };
     let mut valid = None;

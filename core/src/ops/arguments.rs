@@ -77,6 +77,13 @@ pub trait Op<'a>: Copy + fmt::Debug {
     /// Those of `view`.
     fn with_tensors<'b>(&self, view: View<'a, 'b, '_>) -> Result<Self::Over<'b>>;
 
+    /// The specification: computes the checked op in the memory of a backend, one element after the other, under that
+    /// backend's model of matrix products. It defines the bits.
+    ///
+    /// # Errors
+    /// Those of [`Backend::read`] and [`Backend::write`].
+    fn spec(op: &Checked<Self>, memory: &dyn Backend) -> Result<()>;
+
     /// Queues the checked op.
     ///
     /// # Errors
@@ -141,6 +148,17 @@ impl<T> Checked<T> {
         let missing = || Error::ForeignTensor { op: self.0.name(), backend: "none" };
         let op = self.0.with_tensors(&mut |_| next.next().ok_or_else(missing))?;
         run(&Checked(op))
+    }
+
+    /// The specification: see [`Op::spec`].
+    ///
+    /// # Errors
+    /// As [`Op::spec`].
+    pub fn spec<'a>(&self, memory: &dyn Backend) -> Result<()>
+    where
+        T: Op<'a>,
+    {
+        T::spec(self, memory)
     }
 
     /// Queues the op on a backend; as the backend's method for it.
@@ -277,6 +295,10 @@ macro_rules! queued {
                 $name::with_tensors(self, view)
             }
 
+            fn spec(op: &$crate::ops::Checked<Self>, memory: &dyn $crate::Backend) -> $crate::Result<()> {
+                $name::spec(op, memory)
+            }
+
             fn queue(op: &$crate::ops::Checked<Self>, backend: &dyn $crate::Backend) -> $crate::Result<()> {
                 backend.$method(op)
             }
@@ -301,6 +323,10 @@ macro_rules! family {
 
             fn with_tensors<'b>(&self, view: $crate::ops::View<'a, 'b, '_>) -> $crate::Result<$name<'b>> {
                 Ok(match self { $($name::$variant(op) => $name::$variant(op.with_tensors(view)?),)+ })
+            }
+
+            fn spec(op: &$crate::ops::Checked<Self>, memory: &dyn $crate::Backend) -> $crate::Result<()> {
+                match &**op { $($name::$variant(op) => op.spec(memory),)+ }
             }
 
             fn queue(op: &$crate::ops::Checked<Self>, backend: &dyn $crate::Backend) -> $crate::Result<()> {

@@ -1,7 +1,7 @@
 //! Movement of activations between device and host memory.
 
 use super::arguments::{op, queued};
-use super::{Arg, Checked, distinct, number};
+use super::{Arg, Checked, Values, distinct, number};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
 use crate::tensor::{Memory, Tensor};
@@ -47,6 +47,13 @@ impl Offload<'_> {
         )?;
         distinct(OP, "to", self.to, &[self.from])?;
         Ok(Checked::new(self))
+    }
+
+    /// The specification.
+    pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let (from, mut to) = (Values::read(memory, self.from)?, Values::read(memory, self.to)?);
+        to.bytes_mut().copy_from_slice(from.bytes());
+        to.write(memory)
     }
 
     /// Checks and queues.

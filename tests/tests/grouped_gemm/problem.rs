@@ -3,9 +3,11 @@
 use std::ops::Range;
 
 use dropless_core::host::{Host, HostOptions, Simd};
-use dropless_core::numerics::{bf16, e4m3, mma};
-use dropless_core::ops::{GemmKind, GroupedGemm, Operand};
+use dropless_core::numerics::{bf16, e4m3};
+use dropless_core::ops::{GemmKind, GroupedGemm, Operand, Product};
 use dropless_core::{Backend, DType, NumericModel, Result, Tensor};
+pub(crate) use dropless_tests::differential::Random;
+use dropless_tests::specification::Specification;
 
 pub(crate) const KINDS: [GemmKind; 3] = [GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad];
 pub(crate) const MODELS: [NumericModel; 3] = [NumericModel::F32, NumericModel::Hopper, NumericModel::Blackwell];
@@ -18,36 +20,6 @@ pub(crate) fn host(numerics: NumericModel, simd: Simd) -> Host {
 
 pub(crate) fn levels() -> impl Iterator<Item = Simd> {
     Simd::ALL.into_iter().filter(|simd| simd.available())
-}
-
-/// A small generator: splitmix64.
-#[derive(Clone)]
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    /// A value as training has them, now and then a special one.
-    pub(crate) fn value(&mut self) -> f32 {
-        let sum: i64 = (0..4).map(|_| (self.next() >> 40) as i64 - (1 << 23)).sum();
-        match self.below(500) {
-            0 => 0.0,
-            1 => -0.0,
-            2 => f32::from_bits(self.next() as u32),
-            3 => f32::from_bits(self.next() as u32 & 0x807F_FFFF),
-            _ => sum as f32 / (1 << 23) as f32,
-        }
-    }
 }
 
 /// How the factors are stored.
@@ -133,7 +105,7 @@ impl Problem {
                         if random.below(2000) == 0 {
                             0x7F
                         } else {
-                            (random.next() as u8 % 0x7F) | (random.next() as u8 & 0x80)
+                            (random.bits() as u8 % 0x7F) | (random.bits() as u8 & 0x80)
                         }
                     })
                     .collect()
@@ -215,69 +187,28 @@ impl Problem {
         self.offsets[g] as usize..self.offsets[g + 1] as usize
     }
 
-    /// The operand as `GemmKind` and `Operand` say it.
-    pub(crate) fn shape(&self, side: usize) -> Vec<usize> {
-        let Problem { rows, n, k, .. } = *self;
-        let groups = self.groups();
-        let fp8 = self.format == Format::Fp8Block;
-        match (self.kind, side) {
-            (GemmKind::Forward, 0) => vec![rows, k],
-            (GemmKind::Dgrad, 0) => vec![rows, n],
-            (GemmKind::Wgrad, 0) => {
-                if fp8 {
-                    vec![n, rows]
-                } else {
-                    vec![rows, n]
-                }
-            }
-            (GemmKind::Forward, _) => vec![groups, n, k],
-            (GemmKind::Dgrad, _) => {
-                if fp8 {
-                    vec![groups, k, n]
-                } else {
-                    vec![groups, n, k]
-                }
-            }
-            (GemmKind::Wgrad, _) => {
-                if fp8 {
-                    vec![k, rows]
-                } else {
-                    vec![rows, k]
-                }
-            }
-        }
+    fn product(&self) -> Product {
+        self.kind.product(self.groups(), self.rows, self.n, self.k)
     }
 
+    /// The shape of a factor's elements.
+    pub(crate) fn shape(&self, side: usize) -> Vec<usize> {
+        let side = self.product().sides[side];
+        if self.format == Format::Fp8Block { side.chain_last().shape() } else { side.shape() }
+    }
+
+    /// The shape of its scales.
     pub(crate) fn scale_shape(&self, side: usize) -> Vec<usize> {
-        let mut shape = self.shape(side);
-        let last = shape.len() - 1;
+        let side = self.product().sides[side];
         match self.format {
             Format::F32 | Format::Bf16 => vec![0],
-            Format::Mxfp8 => {
-                let chain = match (self.kind, side) {
-                    (GemmKind::Forward, _) | (GemmKind::Dgrad, 0) => last,
-                    (GemmKind::Dgrad, _) => 1,
-                    (GemmKind::Wgrad, _) => 0,
-                };
-                shape[chain] /= 32;
-                shape
-            }
-            Format::Fp8Block => {
-                shape[last] = shape[last].div_ceil(128);
-                if last == 2 {
-                    shape[1] = shape[1].div_ceil(128);
-                }
-                shape
-            }
+            Format::Mxfp8 => side.mxfp8_scales().shape(),
+            Format::Fp8Block => side.fp8_scales().shape(),
         }
     }
 
     pub(crate) fn out_shape(&self) -> Vec<usize> {
-        match self.kind {
-            GemmKind::Forward => vec![self.rows, self.n],
-            GemmKind::Dgrad => vec![self.rows, self.k],
-            GemmKind::Wgrad => vec![self.groups(), self.n, self.k],
-        }
+        self.product().out_shape()
     }
 
     /// Runs it on a host; the result as f32, starting from `before` (in bits of the output type).
@@ -330,105 +261,9 @@ impl Problem {
         })
     }
 
-    /// The specification, one element at a time.
+    /// What the specification makes of it.
     pub(crate) fn expected(&self, model: NumericModel, before: u32) -> Vec<f32> {
-        let Problem { rows, n, k, .. } = *self;
-        let before = if self.out == DType::F32 { f32::from_bits(before) } else { bf16::to_f32(before as u16) };
-        let mut out = vec![before; self.out_shape().iter().product()];
-        let source = |side: usize, row: usize| self.gather[side].as_ref().map_or(row, |g| g[row] as usize);
-        for g in 0..self.groups() {
-            let group = self.group(g);
-            let (outs, cols, chain) = match self.kind {
-                GemmKind::Forward => (group, n, 0..k),
-                GemmKind::Dgrad => (group, k, 0..n),
-                GemmKind::Wgrad => (g * n..(g + 1) * n, k, group),
-            };
-            for i in outs {
-                for j in 0..cols {
-                    // [row, column of the operand's plain layout, counted over all groups]
-                    let place = |side: usize, t: usize| match (self.kind, side) {
-                        (GemmKind::Forward | GemmKind::Dgrad, 0) => [source(0, i), t],
-                        (GemmKind::Forward, _) => [g * n + j, t],
-                        (GemmKind::Dgrad, _) => [g * n + t, j],
-                        (GemmKind::Wgrad, 0) => [source(0, t), i - g * n],
-                        (GemmKind::Wgrad, _) => [source(1, t), j],
-                    };
-                    let width = |side| match (self.kind, side) {
-                        (GemmKind::Forward, _) | (GemmKind::Wgrad, 1) | (GemmKind::Dgrad, 1) => k,
-                        _ => n,
-                    };
-                    let flat = |side: usize, t: usize| {
-                        let [r, c] = place(side, t);
-                        r * width(side) + c
-                    };
-                    // FP8 blocks keep the chain last.
-                    let fp8 = |side: usize, t: usize| match (self.kind, side) {
-                        (GemmKind::Forward, _) | (GemmKind::Dgrad, 0) => flat(side, t),
-                        (GemmKind::Dgrad, _) => (g * k + j) * n + t,
-                        (GemmKind::Wgrad, 0) => (i - g * n) * rows + t,
-                        (GemmKind::Wgrad, _) => j * rows + t,
-                    };
-                    let fp8_scale = |side: usize, t: usize| match (self.kind, side) {
-                        (GemmKind::Forward, 0) => i * k.div_ceil(128) + t / 128,
-                        (GemmKind::Forward, _) => (g * n.div_ceil(128) + j / 128) * k.div_ceil(128) + t / 128,
-                        (GemmKind::Dgrad, 0) => i * n.div_ceil(128) + t / 128,
-                        (GemmKind::Dgrad, _) => (g * k.div_ceil(128) + j / 128) * n.div_ceil(128) + t / 128,
-                        (GemmKind::Wgrad, 0) => (i - g * n) * rows.div_ceil(128) + t / 128,
-                        (GemmKind::Wgrad, _) => j * rows.div_ceil(128) + t / 128,
-                    };
-                    let mx_scale = |side: usize, t: usize| {
-                        let [r, c] = place(side, t);
-                        match (self.kind, side) {
-                            (GemmKind::Forward, _) | (GemmKind::Dgrad, 0) => r * (width(side) / 32) + c / 32,
-                            _ => r / 32 * width(side) + c,
-                        }
-                    };
-                    fn pick<T: Copy>(x: &[T], at: impl Iterator<Item = usize>) -> Vec<T> {
-                        at.map(|i| x[i]).collect()
-                    }
-                    let all = |side| chain.clone().map(move |t| flat(side, t));
-                    let value = match (&self.data[0], &self.data[1]) {
-                        (Data::F32(a), Data::F32(b)) => mma::dot_f32(&pick(a, all(0)), &pick(b, all(1)), 0.0),
-                        (Data::Bf16(a), Data::Bf16(b)) => mma::dot_bf16(model, &pick(a, all(0)), &pick(b, all(1)), 0.0),
-                        (Data::Mxfp8(a, sa), Data::Mxfp8(b, sb)) if model == NumericModel::Blackwell => {
-                            let blocks = |side| chain.clone().step_by(32).map(move |t| mx_scale(side, t));
-                            let [sa, sb] = [pick(sa, blocks(0)), pick(sb, blocks(1))];
-                            mma::dot_mxfp8(&pick(a, all(0)), &sa, &pick(b, all(1)), &sb, 0.0)
-                        }
-                        (Data::Mxfp8(a, sa), Data::Mxfp8(b, sb)) => {
-                            let decode = |x: &[u8], s: &[u8], side: usize| -> Vec<u16> {
-                                let one = |t| {
-                                    e4m3::to_f32(x[flat(side, t)])
-                                        * f32::from_bits(u32::from(s[mx_scale(side, t)]) << 23)
-                                };
-                                chain.clone().map(|t| bf16::from_f32(one(t))).collect()
-                            };
-                            mma::dot_bf16(model, &decode(a, sa, 0), &decode(b, sb, 1), 0.0)
-                        }
-                        (Data::Fp8Block(a, sa), Data::Fp8Block(b, sb)) => {
-                            let mut acc = 0.0f32;
-                            for t in chain.clone().step_by(128) {
-                                let part = t..chain.end.min(t + 128);
-                                let [x, y] =
-                                    [(a, 0), (b, 1)].map(|(x, side)| pick(x, part.clone().map(|t| fp8(side, t))));
-                                let part = mma::dot_e4m3(model, &x, &y, 0.0);
-                                acc = part.mul_add(sa[fp8_scale(0, t)] * sb[fp8_scale(1, t)], acc);
-                            }
-                            acc
-                        }
-                        _ => unreachable!(),
-                    };
-                    let out = &mut out[i * cols + j];
-                    *out = match (self.accumulate, self.out) {
-                        (true, _) if chain.is_empty() => *out,
-                        (true, _) => *out + value,
-                        (false, DType::F32) => value,
-                        (false, _) => bf16::round(value),
-                    };
-                }
-            }
-        }
-        out
+        self.run(&Specification::new(host(model, Simd::Plain)), before).unwrap()
     }
 
     /// Every model and SIMD level against the specification.

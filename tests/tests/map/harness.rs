@@ -3,6 +3,7 @@
 use dropless_core::host::{Host, HostOptions, Simd};
 use dropless_core::numerics::bf16;
 use dropless_core::{Backend, DType, Tensor};
+pub(crate) use dropless_tests::differential::Random;
 
 /// The float types.
 pub(crate) const FLOATS: [DType; 2] = [DType::F32, DType::Bf16];
@@ -15,32 +16,6 @@ const U_BF16: f64 = 1.0 / 256.0;
 
 /// What memory that nothing may touch holds.
 pub(crate) const GUARD: f32 = -987.0;
-
-/// SplitMix64.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    /// Uniform in -scale..scale, as `dtype` holds it.
-    pub(crate) fn floats(&mut self, dtype: DType, len: usize, scale: f32) -> Vec<f32> {
-        let unit = |bits: u64| (bits >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
-        (0..len).map(|_| rounded(dtype, unit(self.next()) * scale)).collect()
-    }
-
-    pub(crate) fn indices(&mut self, len: usize, bound: usize) -> Vec<u32> {
-        (0..len).map(|_| u32::try_from(self.below(bound)).unwrap()).collect()
-    }
-}
 
 /// `x` as `dtype` holds it.
 pub(crate) fn rounded(dtype: DType, x: f32) -> f32 {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use dropless_core::Result;
 use dropless_core::ops::CrossEntropy;
 
+use super::RowWise;
 use crate::device::{Gpu, word};
 use crate::kernel::{Binding, F32, FLOAT, Kernel, Launch, PRELUDE, RUNS, U32, params};
 
@@ -29,15 +30,17 @@ pub(crate) static CROSS_ENTROPY: Kernel = Kernel {
     constants: &[],
 };
 
-pub(super) fn cross_entropy(gpu: &Arc<Gpu>, op: &CrossEntropy<'_>) -> Result<()> {
-    gpu.launch(Launch {
-        kernel: &CROSS_ENTROPY,
-        tensors: &[Some(op.logits), Some(op.targets), Some(op.scale), Some(op.loss), op.d_logits],
-        constants: &[],
-        params: Params { columns: word(op.logits.cols()) }.words(),
-        maps: &[],
-        blocks: op.logits.rows() as u64,
-        threads: 256,
-        shared: 0,
-    })
+impl RowWise for CrossEntropy<'_> {
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        gpu.launch(Launch {
+            kernel: &CROSS_ENTROPY,
+            tensors: &[Some(self.logits), Some(self.targets), Some(self.scale), Some(self.loss), self.d_logits],
+            constants: &[],
+            params: Params { columns: word(self.logits.cols()) }.words(),
+            maps: &[],
+            blocks: self.logits.rows() as u64,
+            threads: 256,
+            shared: 0,
+        })
+    }
 }

@@ -19,29 +19,12 @@ use crate::device::{Gpu, word};
 use crate::kernel::{Kernel, Launch};
 
 pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<Map<'_>>) -> Result<()> {
-    match &**op {
-        Map::Add(op) => elementwise::add(gpu, op),
-        Map::AdamW(op) => optimizer::adamw(gpu, op),
-        Map::BiasUpdate(op) => optimizer::bias_update(gpu, op),
-        Map::Cast(op) => elementwise::cast(gpu, op),
-        Map::ClipScale(op) => optimizer::clip_scale(gpu, op),
-        Map::Combine(op) => rows::combine(gpu, op),
-        Map::CopyColumns(op) => elementwise::copy_columns(gpu, op),
-        Map::CrossEntropy(op) => loss::cross_entropy(gpu, op),
-        Map::EmbeddingGrad(op) => rows::embedding_grad(gpu, op),
-        Map::Fill(op) => elementwise::fill(gpu, op),
-        Map::GatherRows(op) => rows::gather_rows(gpu, op),
-        Map::Mla(op) => rotary::mla(gpu, op),
-        Map::MlaGrad(op) => rotary::mla_grad(gpu, op),
-        Map::RmsNorm(op) => norm::rms_norm(gpu, op),
-        Map::RmsNormGrad(op) => norm::rms_norm_grad(gpu, op),
-        Map::Rotary(op) => rotary::rotary(gpu, op),
-        Map::SumRows(op) => reduce::sum_rows(gpu, op),
-        Map::SumSquares(op) => reduce::sum_squares(gpu, op),
-        Map::Swiglu(op) => swiglu::swiglu(gpu, op),
-        Map::SwigluGrad(op) => swiglu::swiglu_grad(gpu, op),
-        Map::TreeSum(op) => reduce::tree_sum(gpu, op),
-    }
+    dropless_core::map_ops!(match &**op, op => op.queue(gpu))
+}
+
+/// Queues the kernels of an op.
+trait RowWise {
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()>;
 }
 
 /// Threads of a block, in all kernels here that do not say otherwise.

@@ -6,7 +6,7 @@ use dropless_core::Result;
 use dropless_core::ops::{RmsNorm, RmsNormGrad};
 
 use super::reduce::{Blocks, Target};
-use super::{RUN, Reads, rows, threads};
+use super::{RUN, Reads, RowWise, rows, threads};
 use crate::device::{Gpu, word};
 use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, RUNS, TOKEN_SUM, params};
 
@@ -72,30 +72,34 @@ pub(crate) static RMS_NORM_GRAD_WEIGHT: Kernel = Kernel {
     constants: &[],
 };
 
-pub(super) fn rms_norm(gpu: &Arc<Gpu>, op: &RmsNorm<'_>) -> Result<()> {
-    let count = op.x.rows();
-    let params = Params { rows: word(count), columns: word(op.x.cols()), eps: op.eps.to_bits() };
-    rows(
-        gpu,
-        &RMS_NORM,
-        &[Some(op.x), Some(op.weight), Some(op.out), Some(op.rstd)],
-        params.words(),
-        count,
-        Reads::Twice,
-    )
+impl RowWise for RmsNorm<'_> {
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let count = self.x.rows();
+        let params = Params { rows: word(count), columns: word(self.x.cols()), eps: self.eps.to_bits() };
+        rows(
+            gpu,
+            &RMS_NORM,
+            &[Some(self.x), Some(self.weight), Some(self.out), Some(self.rstd)],
+            params.words(),
+            count,
+            Reads::Twice,
+        )
+    }
 }
 
-pub(super) fn rms_norm_grad(gpu: &Arc<Gpu>, op: &RmsNormGrad<'_>) -> Result<()> {
-    let (count, columns) = (op.x.rows(), op.x.cols());
-    let params = GradParams { rows: word(count), columns: word(columns) };
-    let tensors = [Some(op.dy), Some(op.x), Some(op.weight), Some(op.rstd), op.residual, Some(op.dx)];
-    rows(gpu, &RMS_NORM_GRAD, &tensors, params.words(), count, Reads::Twice)?;
+impl RowWise for RmsNormGrad<'_> {
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let (count, columns) = (self.x.rows(), self.x.cols());
+        let params = GradParams { rows: word(count), columns: word(columns) };
+        let tensors = [Some(self.dy), Some(self.x), Some(self.weight), Some(self.rstd), self.residual, Some(self.dx)];
+        rows(gpu, &RMS_NORM_GRAD, &tensors, params.words(), count, Reads::Twice)?;
 
-    let blocks = Blocks::new(count, columns, op.d_weight.rows());
-    let sums = blocks.sums(gpu)?;
-    let params =
-        WeightParams { blocks: word(blocks.count()), columns: word(columns), group_rows: word(blocks.group_rows) };
-    let tensors = [Some(op.dy), Some(op.x), Some(op.rstd), Some(&sums)];
-    threads(gpu, &RMS_NORM_GRAD_WEIGHT, &tensors, params.words(), blocks.count() * columns.div_ceil(RUN))?;
-    blocks.total(gpu, &sums, op.d_weight, Target::AddedTo)
+        let blocks = Blocks::new(count, columns, self.d_weight.rows());
+        let sums = blocks.sums(gpu)?;
+        let params =
+            WeightParams { blocks: word(blocks.count()), columns: word(columns), group_rows: word(blocks.group_rows) };
+        let tensors = [Some(self.dy), Some(self.x), Some(self.rstd), Some(&sums)];
+        threads(gpu, &RMS_NORM_GRAD_WEIGHT, &tensors, params.words(), blocks.count() * columns.div_ceil(RUN))?;
+        blocks.total(gpu, &sums, self.d_weight, Target::AddedTo)
+    }
 }

@@ -6,7 +6,7 @@ use dropless_core::numerics::reduce::TOKEN_BLOCK;
 use dropless_core::ops::{SumRows, SumSquares, TreeSum};
 use dropless_core::{DType, Result, Tensor};
 
-use super::{RUN, Reads, THREADS, blocks, rows, threads};
+use super::{RUN, Reads, RowWise, THREADS, blocks, rows, threads};
 use crate::device::{Gpu, word};
 use crate::kernel::{Binding, F32, FLOAT, Kernel, Launch, PRELUDE, RUNS, TOKEN_SUM, TREE, params};
 
@@ -115,21 +115,25 @@ impl Blocks {
     }
 }
 
-pub(super) fn sum_rows(gpu: &Arc<Gpu>, op: &SumRows<'_>) -> Result<()> {
-    let columns = op.x.cols();
-    let blocks = Blocks::new(op.x.rows(), columns, op.out.rows());
-    let sums = blocks.sums(gpu)?;
-    let params =
-        SumRowsParams { blocks: word(blocks.count()), columns: word(columns), group_rows: word(blocks.group_rows) };
-    let runs = blocks.count() * columns.div_ceil(RUN);
-    threads(gpu, &SUM_ROWS, &[Some(op.x), Some(&sums)], params.words(), runs)?;
-    blocks.total(gpu, &sums, op.out, Target::Written)
+impl RowWise for SumRows<'_> {
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let columns = self.x.cols();
+        let blocks = Blocks::new(self.x.rows(), columns, self.out.rows());
+        let sums = blocks.sums(gpu)?;
+        let params =
+            SumRowsParams { blocks: word(blocks.count()), columns: word(columns), group_rows: word(blocks.group_rows) };
+        let runs = blocks.count() * columns.div_ceil(RUN);
+        threads(gpu, &SUM_ROWS, &[Some(self.x), Some(&sums)], params.words(), runs)?;
+        blocks.total(gpu, &sums, self.out, Target::Written)
+    }
 }
 
-pub(super) fn sum_squares(gpu: &Arc<Gpu>, op: &SumSquares<'_>) -> Result<()> {
-    let count = op.x.rows();
-    let params = SumSquaresParams { rows: word(count), columns: word(op.x.cols()) };
-    rows(gpu, &SUM_SQUARES, &[Some(op.x), Some(op.out)], params.words(), count, Reads::Once)
+impl RowWise for SumSquares<'_> {
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let count = self.x.rows();
+        let params = SumSquaresParams { rows: word(count), columns: word(self.x.cols()) };
+        rows(gpu, &SUM_SQUARES, &[Some(self.x), Some(self.out)], params.words(), count, Reads::Once)
+    }
 }
 
 /// Levels of the stack on which `kernels/tree.cuh` sums up to `leaves` leaves of a tree over `width`, and the bytes that
@@ -140,18 +144,21 @@ pub(super) fn tree_stack(width: usize, leaves: usize) -> (u32, u32) {
     (levels, levels * THREADS * 32)
 }
 
-pub(super) fn tree_sum(gpu: &Arc<Gpu>, op: &TreeSum<'_>) -> Result<()> {
-    let parts = op.parts.shape().first().copied().unwrap_or(0);
-    let (levels, stack) = tree_stack(parts, parts);
-    let params = TreeSumParams { rows: word(op.out.rows()), columns: word(op.out.cols()), parts: word(parts), levels };
-    gpu.launch(Launch {
-        kernel: &TREE_SUM,
-        tensors: &[Some(op.parts), Some(op.out)],
-        constants: &[],
-        params: params.words(),
-        maps: &[],
-        blocks: blocks(op.out.len().div_ceil(RUN)),
-        threads: THREADS,
-        shared: stack + 4 * (word(parts) + 1),
-    })
+impl RowWise for TreeSum<'_> {
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let parts = self.parts.shape().first().copied().unwrap_or(0);
+        let (levels, stack) = tree_stack(parts, parts);
+        let params =
+            TreeSumParams { rows: word(self.out.rows()), columns: word(self.out.cols()), parts: word(parts), levels };
+        gpu.launch(Launch {
+            kernel: &TREE_SUM,
+            tensors: &[Some(self.parts), Some(self.out)],
+            constants: &[],
+            params: params.words(),
+            maps: &[],
+            blocks: blocks(self.out.len().div_ceil(RUN)),
+            threads: THREADS,
+            shared: stack + 4 * (word(parts) + 1),
+        })
+    }
 }

@@ -6,7 +6,7 @@ use dropless_core::ops::{Combine, EmbeddingGrad, GatherRows, Window};
 use dropless_core::{DType, Result};
 
 use super::reduce::tree_stack;
-use super::{RUN, Reads, THREADS, rows, threads};
+use super::{RUN, Reads, RowWise, THREADS, rows, threads};
 use crate::device::{Gpu, word};
 use crate::kernel::{Binding, F32, FLOAT, Kernel, Launch, PRELUDE, RUNS, TREE, U32, params};
 
@@ -68,48 +68,54 @@ pub(crate) static EMBEDDING_GRAD: Kernel = Kernel {
     constants: &[],
 };
 
-pub(super) fn gather_rows(gpu: &Arc<Gpu>, op: &GatherRows<'_>) -> Result<()> {
-    let (count, columns) = (op.out.rows(), op.x.cols());
-    let params = GatherRowsParams { rows: word(count), columns: word(columns), sources: word(op.x.rows()) };
-    let tensors = [Some(op.x), Some(op.index), Some(op.out)];
-    rows(gpu, &GATHER_ROWS, &tensors, params.words(), count, Reads::Once)
+impl RowWise for GatherRows<'_> {
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let (count, columns) = (self.out.rows(), self.x.cols());
+        let params = GatherRowsParams { rows: word(count), columns: word(columns), sources: word(self.x.rows()) };
+        let tensors = [Some(self.x), Some(self.index), Some(self.out)];
+        rows(gpu, &GATHER_ROWS, &tensors, params.words(), count, Reads::Once)
+    }
 }
 
-pub(super) fn combine(gpu: &Arc<Gpu>, op: &Combine<'_>) -> Result<()> {
-    let (count, k, (lo, hi)) = (op.out.rows(), op.slots.cols(), op.leaves);
-    let window = op.window.unwrap_or(Window { period: count, from: 0, to: count });
-    let (levels, stack) = tree_stack(hi - lo, k);
-    let params = CombineParams {
-        columns: word(op.out.cols()),
-        slots: word(op.x.rows()),
-        k: word(k),
-        leaf_begin: word(lo),
-        leaf_end: word(hi),
-        levels,
-        window_period: word(window.period),
-        window_begin: word(window.from),
-        window_end: word(window.to),
-    };
-    gpu.launch(Launch {
-        kernel: &COMBINE,
-        tensors: &[Some(op.x), Some(op.slots), op.ids, op.add[0], op.add[1], Some(op.out)],
-        constants: &[],
-        params: params.words(),
-        maps: &[],
-        blocks: count as u64,
-        threads: THREADS,
-        shared: stack + 4 * (5 * word(k) + 1),
-    })
+impl RowWise for Combine<'_> {
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let (count, k, (lo, hi)) = (self.out.rows(), self.slots.cols(), self.leaves);
+        let window = self.window.unwrap_or(Window { period: count, from: 0, to: count });
+        let (levels, stack) = tree_stack(hi - lo, k);
+        let params = CombineParams {
+            columns: word(self.out.cols()),
+            slots: word(self.x.rows()),
+            k: word(k),
+            leaf_begin: word(lo),
+            leaf_end: word(hi),
+            levels,
+            window_period: word(window.period),
+            window_begin: word(window.from),
+            window_end: word(window.to),
+        };
+        gpu.launch(Launch {
+            kernel: &COMBINE,
+            tensors: &[Some(self.x), Some(self.slots), self.ids, self.add[0], self.add[1], Some(self.out)],
+            constants: &[],
+            params: params.words(),
+            maps: &[],
+            blocks: count as u64,
+            threads: THREADS,
+            shared: stack + 4 * (5 * word(k) + 1),
+        })
+    }
 }
 
-pub(super) fn embedding_grad(gpu: &Arc<Gpu>, op: &EmbeddingGrad<'_>) -> Result<()> {
-    let [groups, vocabulary, columns] = [0, 1, 2].map(|i| op.d_table.shape()[i]);
-    let params = EmbeddingGradParams {
-        columns: word(columns),
-        vocabulary: word(vocabulary),
-        group_tokens: word(op.ids.len() / groups),
-    };
-    let slices = columns.div_ceil(RUN * THREADS as usize);
-    let tensors = [Some(op.dy), Some(op.ids), Some(op.d_table)];
-    threads(gpu, &EMBEDDING_GRAD, &tensors, params.words(), op.ids.len() * slices * THREADS as usize)
+impl RowWise for EmbeddingGrad<'_> {
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let [groups, vocabulary, columns] = [0, 1, 2].map(|i| self.d_table.shape()[i]);
+        let params = EmbeddingGradParams {
+            columns: word(columns),
+            vocabulary: word(vocabulary),
+            group_tokens: word(self.ids.len() / groups),
+        };
+        let slices = columns.div_ceil(RUN * THREADS as usize);
+        let tensors = [Some(self.dy), Some(self.ids), Some(self.d_table)];
+        threads(gpu, &EMBEDDING_GRAD, &tensors, params.words(), self.ids.len() * slices * THREADS as usize)
+    }
 }

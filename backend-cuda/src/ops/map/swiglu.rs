@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dropless_core::Result;
 use dropless_core::ops::{Swiglu, SwigluGrad};
 
-use super::{RUN, Reads, rows, turns};
+use super::{RUN, Reads, RowWise, rows, turns};
 use crate::device::{Gpu, word};
 use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, RUNS, U32, params};
 
@@ -46,16 +46,21 @@ pub(crate) static SWIGLU_GRAD: Kernel = Kernel {
     constants: &[],
 };
 
-pub(super) fn swiglu(gpu: &Arc<Gpu>, op: &Swiglu<'_>) -> Result<()> {
-    let (count, width) = (op.gate_up.rows(), op.gate_up.cols() / 2);
-    let params = Params { rows: word(count), width: word(width) };
-    let tensors = [Some(op.gate_up), op.weight, op.limit, Some(op.out)];
-    turns(gpu, &SWIGLU, &tensors, params.words(), count * width.div_ceil(RUN), Reads::Once)
+impl RowWise for Swiglu<'_> {
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let (count, width) = (self.gate_up.rows(), self.gate_up.cols() / 2);
+        let params = Params { rows: word(count), width: word(width) };
+        let tensors = [Some(self.gate_up), self.weight, self.limit, Some(self.out)];
+        turns(gpu, &SWIGLU, &tensors, params.words(), count * width.div_ceil(RUN), Reads::Once)
+    }
 }
 
-pub(super) fn swiglu_grad(gpu: &Arc<Gpu>, op: &SwigluGrad<'_>) -> Result<()> {
-    let count = op.gate_up.rows();
-    let params = Params { rows: word(count), width: word(op.gate_up.cols() / 2) };
-    let tensors = [Some(op.gate_up), op.weight, op.limit, Some(op.d_out), Some(op.d_gate_up), op.d_weight];
-    rows(gpu, &SWIGLU_GRAD, &tensors, params.words(), count, Reads::Once)
+impl RowWise for SwigluGrad<'_> {
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let count = self.gate_up.rows();
+        let params = Params { rows: word(count), width: word(self.gate_up.cols() / 2) };
+        let tensors =
+            [Some(self.gate_up), self.weight, self.limit, Some(self.d_out), Some(self.d_gate_up), self.d_weight];
+        rows(gpu, &SWIGLU_GRAD, &tensors, params.words(), count, Reads::Once)
+    }
 }

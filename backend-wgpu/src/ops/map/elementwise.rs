@@ -3,7 +3,7 @@
 use dropless_core::ops::{Add, Cast, CopyColumns, Fill};
 use dropless_core::{DType, Result, Tensor};
 
-use super::elements;
+use super::{RowWise, elements};
 use crate::dispatch::{Stream, word};
 use crate::shader::{Binding, FLOAT, FORMATS, PRELUDE, Shader, params};
 
@@ -65,19 +65,25 @@ pub(crate) static COPY_COLUMNS: Shader = Shader {
     constants: &[],
 };
 
-pub(super) fn cast(stream: &Stream, op: &Cast<'_>) -> Result<()> {
-    let count = op.out.len();
-    elements(stream, &CAST, &[Some(op.x), Some(op.out)], Elements { elements: word(count) }.words(), count)
+impl RowWise for Cast<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.out.len();
+        elements(stream, &CAST, &[Some(self.x), Some(self.out)], Elements { elements: word(count) }.words(), count)
+    }
 }
 
-pub(super) fn add(stream: &Stream, op: &Add<'_>) -> Result<()> {
-    let count = op.out.len();
-    let tensors = [Some(op.a), Some(op.b), op.c, Some(op.out)];
-    elements(stream, &ADD, &tensors, Elements { elements: word(count) }.words(), count)
+impl RowWise for Add<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.out.len();
+        let tensors = [Some(self.a), Some(self.b), self.c, Some(self.out)];
+        elements(stream, &ADD, &tensors, Elements { elements: word(count) }.words(), count)
+    }
 }
 
-pub(crate) fn fill(stream: &Stream, op: &Fill<'_>) -> Result<()> {
-    fill_bits(stream, op.out, op.value.to_bits())
+impl RowWise for Fill<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        fill_bits(stream, self.out, self.value.to_bits())
+    }
 }
 
 /// Fills with the bits of an f32, or with an integer.
@@ -86,15 +92,17 @@ pub(crate) fn fill_bits(stream: &Stream, out: &Tensor, value: u32) -> Result<()>
     elements(stream, &FILL, &[Some(out)], params.words(), out.len())
 }
 
-pub(super) fn copy_columns(stream: &Stream, op: &CopyColumns<'_>) -> Result<()> {
-    let count = op.x.rows() * op.width;
-    let params = CopyColumnsParams {
-        elements: word(count),
-        width: word(op.width),
-        x_columns: word(op.x.cols()),
-        x_column: word(op.x_column),
-        out_columns: word(op.out.cols()),
-        out_column: word(op.out_column),
-    };
-    elements(stream, &COPY_COLUMNS, &[Some(op.x), Some(op.out)], params.words(), count)
+impl RowWise for CopyColumns<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.x.rows() * self.width;
+        let params = CopyColumnsParams {
+            elements: word(count),
+            width: word(self.width),
+            x_columns: word(self.x.cols()),
+            x_column: word(self.x_column),
+            out_columns: word(self.out.cols()),
+            out_column: word(self.out_column),
+        };
+        elements(stream, &COPY_COLUMNS, &[Some(self.x), Some(self.out)], params.words(), count)
+    }
 }

@@ -3,7 +3,7 @@
 use dropless_core::Result;
 use dropless_core::ops::CrossEntropy;
 
-use super::rows;
+use super::{RowWise, rows};
 use crate::dispatch::{Stream, word};
 use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, PRELUDE, ROW, Shader, U32, params};
 
@@ -26,9 +26,11 @@ pub(crate) static CROSS_ENTROPY: Shader = Shader {
     constants: &[],
 };
 
-pub(super) fn cross_entropy(stream: &Stream, op: &CrossEntropy<'_>) -> Result<()> {
-    let tokens = op.logits.rows();
-    let params = Params { rows: word(tokens), columns: word(op.logits.cols()) };
-    let tensors = [Some(op.logits), Some(op.targets), Some(op.scale), Some(op.loss), op.d_logits];
-    rows(stream, &CROSS_ENTROPY, &tensors, params.words(), tokens)
+impl RowWise for CrossEntropy<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let tokens = self.logits.rows();
+        let params = Params { rows: word(tokens), columns: word(self.logits.cols()) };
+        let tensors = [Some(self.logits), Some(self.targets), Some(self.scale), Some(self.loss), self.d_logits];
+        rows(stream, &CROSS_ENTROPY, &tensors, params.words(), tokens)
+    }
 }

@@ -3,7 +3,7 @@
 use dropless_core::Result;
 use dropless_core::ops::{RmsNorm, RmsNormGrad};
 
-use super::{elements, rows};
+use super::{RowWise, elements, rows};
 use crate::dispatch::{Stream, word};
 use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, ROW, Shader, params};
 
@@ -63,19 +63,29 @@ pub(crate) static RMS_NORM_GRAD_WEIGHT: Shader = Shader {
     constants: &[],
 };
 
-pub(super) fn rms_norm(stream: &Stream, op: &RmsNorm<'_>) -> Result<()> {
-    let count = op.x.rows();
-    let params = Params { rows: word(count), columns: word(op.x.cols()), eps: op.eps.to_bits() };
-    rows(stream, &RMS_NORM, &[Some(op.x), Some(op.weight), Some(op.out), Some(op.rstd)], params.words(), count)
+impl RowWise for RmsNorm<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.x.rows();
+        let params = Params { rows: word(count), columns: word(self.x.cols()), eps: self.eps.to_bits() };
+        rows(
+            stream,
+            &RMS_NORM,
+            &[Some(self.x), Some(self.weight), Some(self.out), Some(self.rstd)],
+            params.words(),
+            count,
+        )
+    }
 }
 
-pub(super) fn rms_norm_grad(stream: &Stream, op: &RmsNormGrad<'_>) -> Result<()> {
-    let (count, columns, groups) = (op.x.rows(), op.x.cols(), op.d_weight.rows());
-    let params = GradParams { rows: word(count), columns: word(columns) };
-    let tensors = [Some(op.dy), Some(op.x), Some(op.weight), Some(op.rstd), op.residual, Some(op.dx)];
-    rows(stream, &RMS_NORM_GRAD, &tensors, params.words(), count)?;
-    let sums = groups * columns;
-    let params = WeightParams { elements: word(sums), columns: word(columns), group_rows: word(count / groups) };
-    let tensors = [Some(op.dy), Some(op.x), Some(op.rstd), Some(op.d_weight)];
-    elements(stream, &RMS_NORM_GRAD_WEIGHT, &tensors, params.words(), sums)
+impl RowWise for RmsNormGrad<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let (count, columns, groups) = (self.x.rows(), self.x.cols(), self.d_weight.rows());
+        let params = GradParams { rows: word(count), columns: word(columns) };
+        let tensors = [Some(self.dy), Some(self.x), Some(self.weight), Some(self.rstd), self.residual, Some(self.dx)];
+        rows(stream, &RMS_NORM_GRAD, &tensors, params.words(), count)?;
+        let sums = groups * columns;
+        let params = WeightParams { elements: word(sums), columns: word(columns), group_rows: word(count / groups) };
+        let tensors = [Some(self.dy), Some(self.x), Some(self.rstd), Some(self.d_weight)];
+        elements(stream, &RMS_NORM_GRAD_WEIGHT, &tensors, params.words(), sums)
+    }
 }

@@ -3,7 +3,7 @@
 use dropless_core::ops::{AdamW, BiasUpdate, ClipScale};
 use dropless_core::{DType, Result};
 
-use super::elements;
+use super::{RowWise, elements};
 use crate::dispatch::{Stream, word};
 use crate::shader::{Binding, F32, FORMATS, INTEGERS, PRELUDE, Shader, U32, params};
 
@@ -54,28 +54,44 @@ pub(crate) static BIAS_UPDATE: Shader = Shader {
     constants: &[],
 };
 
-pub(super) fn adamw(stream: &Stream, op: &AdamW<'_>) -> Result<()> {
-    let count = op.param.len();
-    let params = AdamWParams {
-        elements: word(count),
-        beta1: op.beta1.to_bits(),
-        rest1: (1.0 - op.beta1).to_bits(),
-        beta2: op.beta2.to_bits(),
-        rest2: (1.0 - op.beta2).to_bits(),
-        eps: op.eps.to_bits(),
-        decay: op.decay.to_bits(),
-    };
-    let tensors = [Some(op.grad), Some(op.clip), Some(op.step), Some(op.param), Some(op.m), Some(op.v), op.half];
-    elements(stream, &ADAMW, &tensors, params.words(), count)
+impl RowWise for AdamW<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.param.len();
+        let params = AdamWParams {
+            elements: word(count),
+            beta1: self.beta1.to_bits(),
+            rest1: (1.0 - self.beta1).to_bits(),
+            beta2: self.beta2.to_bits(),
+            rest2: (1.0 - self.beta2).to_bits(),
+            eps: self.eps.to_bits(),
+            decay: self.decay.to_bits(),
+        };
+        let tensors = [
+            Some(self.grad),
+            Some(self.clip),
+            Some(self.step),
+            Some(self.param),
+            Some(self.m),
+            Some(self.v),
+            self.half,
+        ];
+        elements(stream, &ADAMW, &tensors, params.words(), count)
+    }
 }
 
-pub(super) fn clip_scale(stream: &Stream, op: &ClipScale<'_>) -> Result<()> {
-    let params = ClipScaleParams { elements: 1, squares: word(op.squares.len()), max_norm: op.max_norm.to_bits() };
-    elements(stream, &CLIP_SCALE, &[Some(op.squares), Some(op.out)], params.words(), 1)
+impl RowWise for ClipScale<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let params =
+            ClipScaleParams { elements: 1, squares: word(self.squares.len()), max_norm: self.max_norm.to_bits() };
+        elements(stream, &CLIP_SCALE, &[Some(self.squares), Some(self.out)], params.words(), 1)
+    }
 }
 
-pub(super) fn bias_update(stream: &Stream, op: &BiasUpdate<'_>) -> Result<()> {
-    let experts = op.bias.len();
-    let params = BiasUpdateParams { elements: word(experts), parts: word(op.counts.rows()), rate: op.rate.to_bits() };
-    elements(stream, &BIAS_UPDATE, &[Some(op.counts), Some(op.bias)], params.words(), experts)
+impl RowWise for BiasUpdate<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let experts = self.bias.len();
+        let params =
+            BiasUpdateParams { elements: word(experts), parts: word(self.counts.rows()), rate: self.rate.to_bits() };
+        elements(stream, &BIAS_UPDATE, &[Some(self.counts), Some(self.bias)], params.words(), experts)
+    }
 }

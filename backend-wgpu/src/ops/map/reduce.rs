@@ -3,7 +3,7 @@
 use dropless_core::Result;
 use dropless_core::ops::{SumRows, SumSquares, TreeSum};
 
-use super::{elements, rows};
+use super::{RowWise, elements, rows};
 use crate::dispatch::{Stream, word};
 use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, ROW, Shader, TREE, params};
 
@@ -46,22 +46,28 @@ pub(crate) static TREE_SUM: Shader = Shader {
     constants: &[],
 };
 
-pub(super) fn sum_rows(stream: &Stream, op: &SumRows<'_>) -> Result<()> {
-    let (columns, groups) = (op.x.cols(), op.out.rows());
-    let (sums, group_rows) = (groups * columns, op.x.rows() / groups);
-    let params = SumRowsParams { elements: word(sums), columns: word(columns), group_rows: word(group_rows) };
-    elements(stream, &SUM_ROWS, &[Some(op.x), Some(op.out)], params.words(), sums)
+impl RowWise for SumRows<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let (columns, groups) = (self.x.cols(), self.out.rows());
+        let (sums, group_rows) = (groups * columns, self.x.rows() / groups);
+        let params = SumRowsParams { elements: word(sums), columns: word(columns), group_rows: word(group_rows) };
+        elements(stream, &SUM_ROWS, &[Some(self.x), Some(self.out)], params.words(), sums)
+    }
 }
 
-pub(super) fn sum_squares(stream: &Stream, op: &SumSquares<'_>) -> Result<()> {
-    let count = op.x.rows();
-    let params = SumSquaresParams { rows: word(count), columns: word(op.x.cols()) };
-    rows(stream, &SUM_SQUARES, &[Some(op.x), Some(op.out)], params.words(), count)
+impl RowWise for SumSquares<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.x.rows();
+        let params = SumSquaresParams { rows: word(count), columns: word(self.x.cols()) };
+        rows(stream, &SUM_SQUARES, &[Some(self.x), Some(self.out)], params.words(), count)
+    }
 }
 
-pub(super) fn tree_sum(stream: &Stream, op: &TreeSum<'_>) -> Result<()> {
-    let count = op.out.len();
-    let parts = op.parts.shape().first().copied().unwrap_or(0);
-    let params = TreeSumParams { elements: word(count), parts: word(parts) };
-    elements(stream, &TREE_SUM, &[Some(op.parts), Some(op.out)], params.words(), count)
+impl RowWise for TreeSum<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.out.len();
+        let parts = self.parts.shape().first().copied().unwrap_or(0);
+        let params = TreeSumParams { elements: word(count), parts: word(parts) };
+        elements(stream, &TREE_SUM, &[Some(self.parts), Some(self.out)], params.words(), count)
+    }
 }

@@ -3,7 +3,7 @@
 use dropless_core::Result;
 use dropless_core::ops::{Mla, MlaGrad, MlaShape, Rotary};
 
-use super::elements;
+use super::{RowWise, elements};
 use crate::dispatch::{Stream, word};
 use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, ROTATE, Shader, U32, params};
 
@@ -82,16 +82,18 @@ pub(crate) static MLA_KEY_VALUE_GRAD: Shader = Shader {
     constants: &[],
 };
 
-pub(super) fn rotary(stream: &Stream, op: &Rotary<'_>) -> Result<()> {
-    let pairs = op.x.len() / 2;
-    let params = RotaryParams {
-        elements: word(pairs),
-        columns: word(op.x.cols()),
-        half: word(op.cos.cols()),
-        inverse: u32::from(op.inverse),
-    };
-    let tensors = [Some(op.x), Some(op.positions), Some(op.cos), Some(op.sin), Some(op.out)];
-    elements(stream, &ROTARY, &tensors, params.words(), pairs)
+impl RowWise for Rotary<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let pairs = self.x.len() / 2;
+        let params = RotaryParams {
+            elements: word(pairs),
+            columns: word(self.x.cols()),
+            half: word(self.cos.cols()),
+            inverse: u32::from(self.inverse),
+        };
+        let tensors = [Some(self.x), Some(self.positions), Some(self.cos), Some(self.sin), Some(self.out)];
+        elements(stream, &ROTARY, &tensors, params.words(), pairs)
+    }
 }
 
 fn queries(shape: MlaShape, count: usize, inverse: bool) -> QueryParams {
@@ -105,22 +107,26 @@ fn keys_and_values(shape: MlaShape, count: usize) -> KeyValueParams {
     KeyValueParams { elements: word(count), heads: word(heads), nope: word(nope), rope: word(rope), v: word(v) }
 }
 
-pub(super) fn mla(stream: &Stream, op: &Mla<'_>) -> Result<()> {
-    let [positions, cos, sin] = [Some(op.positions), Some(op.cos), Some(op.sin)];
-    let count = op.q.len();
-    let tensors = [Some(op.q_in), positions, cos, sin, Some(op.q)];
-    elements(stream, &MLA_QUERY, &tensors, queries(op.shape, count, false).words(), count)?;
-    let count = op.k.len() + op.v.len();
-    let tensors = [Some(op.kv), Some(op.k_rope), positions, cos, sin, Some(op.k), Some(op.v)];
-    elements(stream, &MLA_KEY_VALUE, &tensors, keys_and_values(op.shape, count).words(), count)
+impl RowWise for Mla<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
+        let count = self.q.len();
+        let tensors = [Some(self.q_in), positions, cos, sin, Some(self.q)];
+        elements(stream, &MLA_QUERY, &tensors, queries(self.shape, count, false).words(), count)?;
+        let count = self.k.len() + self.v.len();
+        let tensors = [Some(self.kv), Some(self.k_rope), positions, cos, sin, Some(self.k), Some(self.v)];
+        elements(stream, &MLA_KEY_VALUE, &tensors, keys_and_values(self.shape, count).words(), count)
+    }
 }
 
-pub(super) fn mla_grad(stream: &Stream, op: &MlaGrad<'_>) -> Result<()> {
-    let [positions, cos, sin] = [Some(op.positions), Some(op.cos), Some(op.sin)];
-    let count = op.d_q.len();
-    let tensors = [Some(op.d_q), positions, cos, sin, Some(op.d_q_in)];
-    elements(stream, &MLA_QUERY, &tensors, queries(op.shape, count, true).words(), count)?;
-    let count = op.d_kv.len() + op.d_k_rope.len();
-    let tensors = [Some(op.d_k), Some(op.d_v), positions, cos, sin, Some(op.d_kv), Some(op.d_k_rope)];
-    elements(stream, &MLA_KEY_VALUE_GRAD, &tensors, keys_and_values(op.shape, count).words(), count)
+impl RowWise for MlaGrad<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
+        let count = self.d_q.len();
+        let tensors = [Some(self.d_q), positions, cos, sin, Some(self.d_q_in)];
+        elements(stream, &MLA_QUERY, &tensors, queries(self.shape, count, true).words(), count)?;
+        let count = self.d_kv.len() + self.d_k_rope.len();
+        let tensors = [Some(self.d_k), Some(self.d_v), positions, cos, sin, Some(self.d_kv), Some(self.d_k_rope)];
+        elements(stream, &MLA_KEY_VALUE_GRAD, &tensors, keys_and_values(self.shape, count).words(), count)
+    }
 }

@@ -3,7 +3,7 @@
 use dropless_core::ops::{Combine, EmbeddingGrad, GatherRows, Window};
 use dropless_core::{DType, Result};
 
-use super::elements;
+use super::{RowWise, elements};
 use crate::dispatch::{Stream, word};
 use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, Shader, TREE, U32, params};
 
@@ -57,37 +57,43 @@ pub(crate) static EMBEDDING_GRAD: Shader = Shader {
     constants: &[],
 };
 
-pub(super) fn gather_rows(stream: &Stream, op: &GatherRows<'_>) -> Result<()> {
-    let count = op.out.len();
-    let params = GatherRowsParams { elements: word(count), columns: word(op.x.cols()) };
-    elements(stream, &GATHER_ROWS, &[Some(op.x), Some(op.index), Some(op.out)], params.words(), count)
+impl RowWise for GatherRows<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.out.len();
+        let params = GatherRowsParams { elements: word(count), columns: word(self.x.cols()) };
+        elements(stream, &GATHER_ROWS, &[Some(self.x), Some(self.index), Some(self.out)], params.words(), count)
+    }
 }
 
-pub(super) fn combine(stream: &Stream, op: &Combine<'_>) -> Result<()> {
-    let (count, rows) = (op.out.len(), op.out.rows());
-    let window = op.window.unwrap_or(Window { period: rows, from: 0, to: rows });
-    let params = CombineParams {
-        elements: word(count),
-        columns: word(op.out.cols()),
-        k: word(op.slots.cols()),
-        leaf_begin: word(op.leaves.0),
-        leaf_end: word(op.leaves.1),
-        window_period: word(window.period),
-        window_begin: word(window.from),
-        window_end: word(window.to),
-    };
-    let tensors = [Some(op.x), Some(op.slots), op.ids, op.add[0], op.add[1], Some(op.out)];
-    elements(stream, &COMBINE, &tensors, params.words(), count)
+impl RowWise for Combine<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let (count, rows) = (self.out.len(), self.out.rows());
+        let window = self.window.unwrap_or(Window { period: rows, from: 0, to: rows });
+        let params = CombineParams {
+            elements: word(count),
+            columns: word(self.out.cols()),
+            k: word(self.slots.cols()),
+            leaf_begin: word(self.leaves.0),
+            leaf_end: word(self.leaves.1),
+            window_period: word(window.period),
+            window_begin: word(window.from),
+            window_end: word(window.to),
+        };
+        let tensors = [Some(self.x), Some(self.slots), self.ids, self.add[0], self.add[1], Some(self.out)];
+        elements(stream, &COMBINE, &tensors, params.words(), count)
+    }
 }
 
-pub(super) fn embedding_grad(stream: &Stream, op: &EmbeddingGrad<'_>) -> Result<()> {
-    let [groups, vocabulary, columns] = [0, 1, 2].map(|i| op.d_table.shape()[i]);
-    let count = groups * columns;
-    let params = EmbeddingGradParams {
-        elements: word(count),
-        columns: word(columns),
-        vocabulary: word(vocabulary),
-        group_tokens: word(op.ids.len() / groups),
-    };
-    elements(stream, &EMBEDDING_GRAD, &[Some(op.dy), Some(op.ids), Some(op.d_table)], params.words(), count)
+impl RowWise for EmbeddingGrad<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let [groups, vocabulary, columns] = [0, 1, 2].map(|i| self.d_table.shape()[i]);
+        let count = groups * columns;
+        let params = EmbeddingGradParams {
+            elements: word(count),
+            columns: word(columns),
+            vocabulary: word(vocabulary),
+            group_tokens: word(self.ids.len() / groups),
+        };
+        elements(stream, &EMBEDDING_GRAD, &[Some(self.dy), Some(self.ids), Some(self.d_table)], params.words(), count)
+    }
 }

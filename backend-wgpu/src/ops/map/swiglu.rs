@@ -3,7 +3,7 @@
 use dropless_core::Result;
 use dropless_core::ops::{Swiglu, SwigluGrad};
 
-use super::{elements, rows};
+use super::{RowWise, elements, rows};
 use crate::dispatch::{Stream, word};
 use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, PRELUDE, ROW, Shader, U32, params};
 
@@ -45,15 +45,20 @@ pub(crate) static SWIGLU_GRAD: Shader = Shader {
     constants: &[],
 };
 
-pub(super) fn swiglu(stream: &Stream, op: &Swiglu<'_>) -> Result<()> {
-    let count = op.out.len();
-    let params = Params { elements: word(count), width: word(op.gate_up.cols() / 2) };
-    elements(stream, &SWIGLU, &[Some(op.gate_up), op.weight, op.limit, Some(op.out)], params.words(), count)
+impl RowWise for Swiglu<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.out.len();
+        let params = Params { elements: word(count), width: word(self.gate_up.cols() / 2) };
+        elements(stream, &SWIGLU, &[Some(self.gate_up), self.weight, self.limit, Some(self.out)], params.words(), count)
+    }
 }
 
-pub(super) fn swiglu_grad(stream: &Stream, op: &SwigluGrad<'_>) -> Result<()> {
-    let count = op.gate_up.rows();
-    let params = GradParams { rows: word(count), width: word(op.gate_up.cols() / 2) };
-    let tensors = [Some(op.gate_up), op.weight, op.limit, Some(op.d_out), Some(op.d_gate_up), op.d_weight];
-    rows(stream, &SWIGLU_GRAD, &tensors, params.words(), count)
+impl RowWise for SwigluGrad<'_> {
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.gate_up.rows();
+        let params = GradParams { rows: word(count), width: word(self.gate_up.cols() / 2) };
+        let tensors =
+            [Some(self.gate_up), self.weight, self.limit, Some(self.d_out), Some(self.d_gate_up), self.d_weight];
+        rows(stream, &SWIGLU_GRAD, &tensors, params.words(), count)
+    }
 }

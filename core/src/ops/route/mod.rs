@@ -9,13 +9,11 @@ mod plan;
 mod top_k;
 
 pub use balance::Balance;
-pub(crate) use balance::Sequence;
 pub use layout::Layout;
 pub use plan::{Plan, Window};
-pub(crate) use top_k::Chooser;
 pub use top_k::{Score, TopK, TopKGrad};
 
-use super::{Arg, Checked, DType, arguments, distinct, number};
+use super::{Arg, Checked, DType, Values, arguments, distinct, number};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
 use crate::tensor::Tensor;

@@ -1,6 +1,6 @@
 //! The grouped product over every kind, operand format and numeric model.
 
-use dropless_core::ops::{GemmKind, GroupedGemm, Operand};
+use dropless_core::ops::{GemmKind, GroupedGemm, Operand, Side};
 use dropless_core::{DType, NumericModel, Tensor};
 
 use crate::differential::{Maker, Problem};
@@ -46,8 +46,8 @@ impl Factor {
     }
 }
 
-/// `shape`: as a plain operand; `chain`: its dimension along which the product sums.
-fn factor(m: &mut Maker<'_>, format: Format, shape: &[usize], chain: usize, gather: bool) -> Factor {
+fn factor(m: &mut Maker<'_>, format: Format, side: Side, gather: bool) -> Factor {
+    let shape = side.shape();
     let (elements, extra) = match format {
         Format::F32 | Format::Bf16 => {
             let dtype = if format == Format::F32 { DType::F32 } else { DType::Bf16 };
@@ -56,13 +56,12 @@ fn factor(m: &mut Maker<'_>, format: Format, shape: &[usize], chain: usize, gath
                 let index: Vec<u32> = (0..shape[0]).map(|_| m.random.below(sources) as u32).collect();
                 (m.tensor(dtype, &[sources, shape[1]]), Some(m.integers(&[shape[0]], &index)))
             } else {
-                (m.tensor(dtype, shape), None)
+                (m.tensor(dtype, &shape), None)
             }
         }
         Format::Mxfp8 => {
-            let mut scales = shape.to_vec();
-            scales[chain] /= 32;
-            let elements = m.tensor(DType::E4m3, shape);
+            let scales = side.mxfp8_scales().shape();
+            let elements = m.tensor(DType::E4m3, &shape);
             let len = scales.iter().product();
             // Mostly near 1, now and then any scale at all.
             let codes: Vec<u8> = (0..len)
@@ -71,16 +70,8 @@ fn factor(m: &mut Maker<'_>, format: Format, shape: &[usize], chain: usize, gath
             (elements, Some(m.with_bytes(DType::Ue8m0, &scales, &codes)))
         }
         Format::Fp8Block => {
-            let mut shape = shape.to_vec();
-            let length = shape.remove(chain);
-            shape.push(length);
-            let elements = m.tensor(DType::E4m3, &shape);
-            let last = shape.len() - 1;
-            shape[last] = length.div_ceil(128);
-            if shape.len() == 3 {
-                shape[1] = shape[1].div_ceil(128);
-            }
-            (elements, Some(m.tensor(DType::F32, &shape)))
+            let elements = m.tensor(DType::E4m3, &side.chain_last().shape());
+            (elements, Some(m.tensor(DType::F32, &side.fp8_scales().shape())))
         }
     };
     Factor { format, elements, extra }
@@ -107,14 +98,11 @@ fn product(m: &mut Maker<'_>) {
         _ => {}
     }
     let rows = offsets[groups] as usize + spare;
-    let (a, b, out, chain): ([usize; 2], Vec<usize>, Vec<usize>, [usize; 2]) = match kind {
-        GemmKind::Forward => ([rows, k], vec![groups, n, k], vec![rows, n], [1, 2]),
-        GemmKind::Dgrad => ([rows, n], vec![groups, n, k], vec![rows, k], [1, 1]),
-        GemmKind::Wgrad => ([rows, n], vec![rows, k], vec![groups, n, k], [0, 0]),
-    };
+    let product = kind.product(groups, rows, n, k);
+    let ([a, b], out) = (product.sides, product.out_shape());
     let gather = m.flag() && block == 1;
-    let a = factor(m, format, &a, chain[0], gather);
-    let b = factor(m, format, &b, chain[1], gather && kind == GemmKind::Wgrad);
+    let a = factor(m, format, a, gather);
+    let b = factor(m, format, b, gather && product.ragged_chain());
     let offsets = m.integers(&[groups + 1], &offsets);
     let accumulate = m.flag();
     let out = if accumulate {

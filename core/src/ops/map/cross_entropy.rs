@@ -1,9 +1,10 @@
 //! Cross-entropy of the next token, with its gradient. NUMERICS.md, "Row-wise ops".
 
+use crate::backend::Backend;
 use crate::error::Result;
 use crate::numerics::{math, reduce};
 use crate::ops::arguments::op;
-use crate::ops::{Arg, DType, distinct};
+use crate::ops::{Arg, DType, FLOAT, Values, distinct};
 use crate::tensor::Tensor;
 
 /// `loss = log(sum(exp(logits))) - logits[target]`, and `d_logits = (softmax(logits) - onehot(target)) * scale`.
@@ -36,14 +37,14 @@ impl CrossEntropy<'_> {
 
     pub(super) fn check(&self) -> Result<()> {
         let tokens = self.logits.rows();
-        Arg::new(Self::OP, "logits", self.logits).dtype(crate::ops::FLOAT)?;
+        Arg::new(Self::OP, "logits", self.logits).dtype(FLOAT)?;
         Arg::new(Self::OP, "targets", self.targets).dtype(&[DType::U32])?.len(tokens, "one for each token")?;
         Arg::new(Self::OP, "scale", self.scale).dtype(&[DType::F32])?.len(1, "one number")?;
         Arg::new(Self::OP, "loss", self.loss).dtype(&[DType::F32])?.len(tokens, "one for each token")?;
         let mut inputs = vec![self.logits, self.targets, self.scale];
         distinct(Self::OP, "loss", self.loss, &inputs)?;
         if let Some(d_logits) = self.d_logits {
-            Arg::new(Self::OP, "d_logits", d_logits).dtype(crate::ops::FLOAT)?.len(self.logits.len(), "as logits")?;
+            Arg::new(Self::OP, "d_logits", d_logits).dtype(FLOAT)?.len(self.logits.len(), "as logits")?;
             inputs.push(self.loss);
             distinct(Self::OP, "d_logits", d_logits, &inputs)?;
         }
@@ -69,5 +70,28 @@ impl CrossEntropy<'_> {
             *e = *e / sum * scale;
         }
         exps[target] = at_target;
+    }
+
+    /// The specification.
+    pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let (logits, targets) = (Values::read(memory, self.logits)?, Values::read(memory, self.targets)?);
+        let scale = Values::read(memory, self.scale)?.float(0);
+        let (mut loss, mut d_logits) = (Values::read(memory, self.loss)?, Values::read_opt(memory, self.d_logits)?);
+        for token in 0..self.logits.rows() {
+            let target = targets.word(token) as usize;
+            let mut d = vec![0.0; self.logits.cols()];
+            if target < self.logits.cols() {
+                let (token_loss, sum) = CrossEntropy::row(&logits.row(token), target, &mut d);
+                CrossEntropy::grad_row(&mut d, sum, target, scale);
+                loss.set_float(token, token_loss);
+            } else {
+                loss.set_float(token, 0.0);
+            }
+            if let Some(d_logits) = &mut d_logits {
+                d_logits.set_row(token, &d);
+            }
+        }
+        loss.write(memory)?;
+        d_logits.map_or(Ok(()), |d_logits| d_logits.write(memory))
     }
 }

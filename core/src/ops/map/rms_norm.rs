@@ -1,9 +1,10 @@
 //! RMSNorm (arXiv 1910.07467) and its gradient. NUMERICS.md, "Row-wise ops".
 
+use crate::backend::Backend;
 use crate::error::Result;
 use crate::numerics::reduce;
 use crate::ops::arguments::op;
-use crate::ops::{Arg, DType, FLOAT, distinct, number};
+use crate::ops::{Arg, DType, FLOAT, Values, distinct, number};
 use crate::tensor::Tensor;
 
 /// `out = x * rstd * weight` with `rstd = 1 / sqrt(mean(x^2) + eps)`.
@@ -51,6 +52,19 @@ impl RmsNorm<'_> {
             *o = (x * rstd) * w;
         }
         rstd
+    }
+
+    /// The specification.
+    pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let (x, weight) = (Values::read(memory, self.x)?, Values::read(memory, self.weight)?.floats());
+        let (mut out, mut rstd) = (Values::read(memory, self.out)?, Values::read(memory, self.rstd)?);
+        let mut row = vec![0.0; weight.len()];
+        for r in 0..self.x.rows() {
+            rstd.set_float(r, RmsNorm::row(&x.row(r), &weight, self.eps, &mut row));
+            out.set_row(r, &row);
+        }
+        out.write(memory)?;
+        rstd.write(memory)
     }
 }
 
@@ -135,5 +149,29 @@ impl RmsNormGrad<'_> {
         for ((t, dy), x) in terms.iter_mut().zip(dy).zip(x) {
             *t = dy * (x * rstd);
         }
+    }
+
+    /// The specification.
+    pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let (dy, x) = (Values::read(memory, self.dy)?, Values::read(memory, self.x)?);
+        let (weight, rstd) = (Values::read(memory, self.weight)?.floats(), Values::read(memory, self.rstd)?.floats());
+        let residual = Values::read_opt(memory, self.residual)?;
+        let (mut dx, mut d_weight) = (Values::read(memory, self.dx)?, Values::read(memory, self.d_weight)?);
+        let (rows, cols) = (rstd.len(), weight.len());
+        let (mut row, mut terms) = (vec![0.0; cols], vec![0.0; rows * cols]);
+        for r in 0..rows {
+            let residual = residual.as_ref().map(|residual| residual.row(r));
+            RmsNormGrad::row(&dy.row(r), &x.row(r), &weight, rstd[r], residual.as_deref(), &mut row);
+            dx.set_row(r, &row);
+            RmsNormGrad::weight_row(&dy.row(r), &x.row(r), rstd[r], &mut terms[r * cols..(r + 1) * cols]);
+        }
+        let groups = self.d_weight.rows();
+        for (group, col) in (0..groups).flat_map(|group| (0..cols).map(move |col| (group, col))) {
+            let sum = reduce::tokens(rows / groups, |r| terms[(group * (rows / groups) + r) * cols + col]);
+            let i = group * cols + col;
+            d_weight.set_float(i, d_weight.float(i) + sum);
+        }
+        dx.write(memory)?;
+        d_weight.write(memory)
     }
 }

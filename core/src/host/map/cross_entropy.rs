@@ -2,42 +2,44 @@
 
 use rayon::prelude::*;
 
-use super::Simd;
 use super::indices;
+use super::{Fast, Simd};
 use crate::error::Result;
 use crate::host::memory::{self, Floats, FloatsMut, RowMut};
 use crate::host::simd;
 use crate::ops::{CrossEntropy, NONE};
 
-pub(super) fn cross_entropy(op: &CrossEntropy<'_>, simd: Simd) -> Result<()> {
-    const OP: &str = CrossEntropy::OP;
-    let (logits, targets) = (memory::input(OP, op.logits)?, memory::input(OP, op.targets)?);
-    let scale = memory::input(OP, op.scale)?.f32()[0];
-    let (mut loss, mut d_logits) = (memory::output(OP, op.loss)?, memory::output_opt(OP, op.d_logits)?);
-    let (logits, targets, vocabulary) = (logits.floats(), targets.u32(), op.logits.cols());
-    indices::below(OP, "targets", targets, vocabulary, true)?;
+impl Fast for CrossEntropy<'_> {
+    fn run(&self, simd: Simd) -> Result<()> {
+        const OP: &str = CrossEntropy::OP;
+        let (logits, targets) = (memory::input(OP, self.logits)?, memory::input(OP, self.targets)?);
+        let scale = memory::input(OP, self.scale)?.f32()[0];
+        let (mut loss, mut d_logits) = (memory::output(OP, self.loss)?, memory::output_opt(OP, self.d_logits)?);
+        let (logits, targets, vocabulary) = (logits.floats(), targets.u32(), self.logits.cols());
+        indices::below(OP, "targets", targets, vocabulary, true)?;
 
-    let tile = memory::min_rows(vocabulary);
-    let loss = loss.f32().par_chunks_mut(tile).enumerate();
-    match &mut d_logits {
-        Some(d_logits) => {
-            loss.zip(d_logits.floats().pieces(tile * vocabulary)).for_each(|((t, loss), d)| {
+        let tile = memory::min_rows(vocabulary);
+        let loss = loss.f32().par_chunks_mut(tile).enumerate();
+        match &mut d_logits {
+            Some(d_logits) => {
+                loss.zip(d_logits.floats().pieces(tile * vocabulary)).for_each(|((t, loss), d)| {
+                    simd::with(
+                        simd,
+                        #[inline(always)]
+                        || tile_of_tokens(logits, targets, scale, t * tile, loss, Some(d)),
+                    )
+                });
+            }
+            None => loss.for_each(|(t, loss)| {
                 simd::with(
                     simd,
                     #[inline(always)]
-                    || tile_of_tokens(logits, targets, scale, t * tile, loss, Some(d)),
+                    || tile_of_tokens(logits, targets, scale, t * tile, loss, None),
                 )
-            });
+            }),
         }
-        None => loss.for_each(|(t, loss)| {
-            simd::with(
-                simd,
-                #[inline(always)]
-                || tile_of_tokens(logits, targets, scale, t * tile, loss, None),
-            )
-        }),
+        Ok(())
     }
-    Ok(())
 }
 
 /// Tokens from `first` on, one for each element of `loss`.
