@@ -1,4 +1,4 @@
-//! The ops: one file each beside the kernel of the same name, and the table of all kernels.
+//! The ops: one file each beside the kernel of the same name, and the table of all kernels. A row-wise op names its kernels itself.
 
 pub(crate) mod all_to_all;
 pub(crate) mod attention;
@@ -15,88 +15,75 @@ pub(crate) use kernels_test::for_each_architecture;
 
 /// Every kernel of the backend, with constants to compile it under.
 #[cfg(test)]
-pub(crate) static ALL: &[(&crate::kernel::Kernel, &[&[u32]])] = &[
-    (&all_to_all::ANNOUNCE, &[crate::comm::VALUES]),
-    (&all_to_all::POST, &[crate::comm::VALUES]),
-    (&all_to_all::PULL, &[crate::comm::VALUES]),
-    (&all_to_all::UNPACK, &[crate::comm::VALUES]),
-    (&attention::DELTA, &[&[4]]),
-    (&attention::FIRST, &[&[4, 64]]),
-    (&attention::chains::FORWARD, &[&[4, 64, 128]]),
-    (&attention::chains::GRAD_KEYS, &[&[4, 64, 128]]),
-    (&attention::chains::GRAD_QUERIES, &[&[4, 64, 128]]),
-    (
-        &attention::tensor_core::FORWARD,
-        &[&[64, 128, 2, 4096, 192, 128, 2, 1], &[64, 128, 2, 4096, 32, 16, 4, 1], &[64, 128, 2, 4096, 32, 16, 4, 0]],
-    ),
-    (
-        &attention::tensor_core::GRAD_KEYS,
-        &[
-            &[64, 128, 2, 4096, 192, 128, 3, 1, 1, 1],
-            &[64, 128, 2, 4096, 256, 256, 1, 1, 1, 0],
-            &[64, 128, 2, 4096, 256, 256, 1, 1, 0, 1],
-            &[64, 128, 2, 4096, 32, 16, 4, 0, 1, 1],
-        ],
-    ),
-    (
-        &attention::tensor_core::GRAD_QUERIES,
-        &[
-            &[64, 128, 2, 4096, 192, 128, 3, 1, 64],
-            &[64, 128, 2, 4096, 256, 256, 2, 1, 32],
-            &[64, 128, 2, 4096, 32, 16, 4, 0, 64],
-        ],
-    ),
-    (
-        &group_quantize::QUANTIZE,
-        &[
-            &[0, 0, 32, 0],
-            &[0, 1, 32, 1],
-            &[1, 0, 32, 0],
-            &[1, 1, 128, 0],
-            &[1, 0, 128, 1],
-            &[2, 0, 32, 0],
-            &[2, 1, 16, 1],
-        ],
-    ),
-    (&group_quantize::AMAX, &[&[]]),
-    (&group_quantize::OFFSETS, &[&[]]),
-    (&grouped_gemm::F32_GROUPED_GEMM, &[&[0, 0, 1, 1, 64], &[0, 1, 1, 0, 32], &[1, 0, 0, 0, 32], &[1, 1, 1, 1, 64]]),
-    (&grouped_gemm::SM90_BF16_GROUPED_GEMM, grouped_gemm::BF16_CONSTANTS),
-    (&grouped_gemm::SM90_E4M3_GROUPED_GEMM, grouped_gemm::E4M3_CONSTANTS),
-    (&mxfp8_dequantize::MXFP8_DEQUANTIZE, &[&[0], &[1]]),
-    (&map::elementwise::ADD, &[&[]]),
-    (&map::optimizer::ADAMW, &[&[]]),
-    (&map::optimizer::BIAS_UPDATE, &[&[]]),
-    (&map::elementwise::CAST, &[&[]]),
-    (&map::optimizer::CLIP_SCALE, &[&[]]),
-    (&map::rows::COMBINE, &[&[]]),
-    (&map::elementwise::COPY_COLUMNS, &[&[]]),
-    (&map::loss::CROSS_ENTROPY, &[&[]]),
-    (&map::rows::EMBEDDING_GRAD, &[&[]]),
-    (&map::elementwise::FILL, &[&[]]),
-    (&map::rows::GATHER_ROWS, &[&[]]),
-    (&map::rotary::MLA_KEY_VALUE, &[&[]]),
-    (&map::rotary::MLA_KEY_VALUE_GRAD, &[&[]]),
-    (&map::rotary::MLA_QUERY, &[&[]]),
-    (&map::norm::RMS_NORM, &[&[]]),
-    (&map::norm::RMS_NORM_GRAD, &[&[]]),
-    (&map::norm::RMS_NORM_GRAD_WEIGHT, &[&[]]),
-    (&map::rotary::ROTARY, &[&[]]),
-    (&map::reduce::SUM_BLOCKS, &[&[]]),
-    (&map::reduce::SUM_ROWS, &[&[]]),
-    (&map::reduce::SUM_SQUARES, &[&[]]),
-    (&map::swiglu::SWIGLU, &[&[]]),
-    (&map::swiglu::SWIGLU_GRAD, &[&[]]),
-    (&map::reduce::TREE_SUM, &[&[]]),
-    (&route::TOP_K, &[&[256, 8, 0], &[17, 1, 1], &[512, 1, 1]]),
-    (&route::BALANCE_BLOCKS, &[&[256], &[5]]),
-    (&route::BALANCE_LOSS, &[&[256]]),
-    (&route::VALID_TOKENS, &[&[]]),
-    (&route::TOP_K_GRAD, &[&[256, 0], &[17, 1]]),
-    (&route::PLAN_COUNT, &[&[]]),
-    (&route::PLAN_PLACE, &[&[]]),
-    (&route::TABLE_SCAN, &[&[]]),
-    (&route::LAYOUT_COUNT, &[&[]]),
-    (&route::LAYOUT_OFFSETS, &[&[]]),
-    (&route::LAYOUT_PLACE, &[&[]]),
-];
+pub(crate) fn all() -> Vec<(&'static crate::kernel::Kernel, &'static [&'static [u32]])> {
+    let others: &[(&crate::kernel::Kernel, &[&[u32]])] = &[
+        (&all_to_all::ANNOUNCE, &[crate::comm::VALUES]),
+        (&all_to_all::POST, &[crate::comm::VALUES]),
+        (&all_to_all::PULL, &[crate::comm::VALUES]),
+        (&all_to_all::UNPACK, &[crate::comm::VALUES]),
+        (&attention::DELTA, &[&[4]]),
+        (&attention::FIRST, &[&[4, 64]]),
+        (&attention::chains::FORWARD, &[&[4, 64, 128]]),
+        (&attention::chains::GRAD_KEYS, &[&[4, 64, 128]]),
+        (&attention::chains::GRAD_QUERIES, &[&[4, 64, 128]]),
+        (
+            &attention::tensor_core::FORWARD,
+            &[
+                &[64, 128, 2, 4096, 192, 128, 2, 1],
+                &[64, 128, 2, 4096, 32, 16, 4, 1],
+                &[64, 128, 2, 4096, 32, 16, 4, 0],
+            ],
+        ),
+        (
+            &attention::tensor_core::GRAD_KEYS,
+            &[
+                &[64, 128, 2, 4096, 192, 128, 3, 1, 1, 1],
+                &[64, 128, 2, 4096, 256, 256, 1, 1, 1, 0],
+                &[64, 128, 2, 4096, 256, 256, 1, 1, 0, 1],
+                &[64, 128, 2, 4096, 32, 16, 4, 0, 1, 1],
+            ],
+        ),
+        (
+            &attention::tensor_core::GRAD_QUERIES,
+            &[
+                &[64, 128, 2, 4096, 192, 128, 3, 1, 64],
+                &[64, 128, 2, 4096, 256, 256, 2, 1, 32],
+                &[64, 128, 2, 4096, 32, 16, 4, 0, 64],
+            ],
+        ),
+        (
+            &group_quantize::QUANTIZE,
+            &[
+                &[0, 0, 32, 0],
+                &[0, 1, 32, 1],
+                &[1, 0, 32, 0],
+                &[1, 1, 128, 0],
+                &[1, 0, 128, 1],
+                &[2, 0, 32, 0],
+                &[2, 1, 16, 1],
+            ],
+        ),
+        (&group_quantize::AMAX, &[&[]]),
+        (&group_quantize::OFFSETS, &[&[]]),
+        (
+            &grouped_gemm::F32_GROUPED_GEMM,
+            &[&[0, 0, 1, 1, 64], &[0, 1, 1, 0, 32], &[1, 0, 0, 0, 32], &[1, 1, 1, 1, 64]],
+        ),
+        (&grouped_gemm::SM90_BF16_GROUPED_GEMM, grouped_gemm::BF16_CONSTANTS),
+        (&grouped_gemm::SM90_E4M3_GROUPED_GEMM, grouped_gemm::E4M3_CONSTANTS),
+        (&mxfp8_dequantize::MXFP8_DEQUANTIZE, &[&[0], &[1]]),
+        (&route::TOP_K, &[&[256, 8, 0], &[17, 1, 1], &[512, 1, 1]]),
+        (&route::BALANCE_BLOCKS, &[&[256], &[5]]),
+        (&route::BALANCE_LOSS, &[&[256]]),
+        (&route::VALID_TOKENS, &[&[]]),
+        (&route::TOP_K_GRAD, &[&[256, 0], &[17, 1]]),
+        (&route::PLAN_COUNT, &[&[]]),
+        (&route::PLAN_PLACE, &[&[]]),
+        (&route::TABLE_SCAN, &[&[]]),
+        (&route::LAYOUT_COUNT, &[&[]]),
+        (&route::LAYOUT_OFFSETS, &[&[]]),
+        (&route::LAYOUT_PLACE, &[&[]]),
+    ];
+    let of_map = map::kernels().into_iter().map(|kernel| (kernel, &[&[][..]][..]));
+    of_map.chain(others.iter().copied()).collect()
+}

@@ -73,12 +73,16 @@ pub(crate) static COPY_COLUMNS: Kernel = Kernel {
 };
 
 impl RowWise for Cast<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&CAST];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         elements(gpu, &CAST, &[Some(self.x), Some(self.out)], &[], |elements| Elements { elements }.words())
     }
 }
 
 impl RowWise for Add<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&ADD];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let tensors = [Some(self.a), Some(self.b), self.c, Some(self.out)];
         elements(gpu, &ADD, &tensors, &[], |elements| Elements { elements }.words())
@@ -87,6 +91,8 @@ impl RowWise for Add<'_> {
 
 /// Other types than floats are filled with zeros only.
 impl RowWise for Fill<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&FILL];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let value = self.value.to_bits();
         if value == 0 {
@@ -97,6 +103,8 @@ impl RowWise for Fill<'_> {
 }
 
 impl RowWise for CopyColumns<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&COPY_COLUMNS];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let params = CopyColumnsParams {
             rows: word(self.x.rows()),

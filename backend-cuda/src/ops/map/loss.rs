@@ -31,6 +31,8 @@ pub(crate) static CROSS_ENTROPY: Kernel = Kernel {
 };
 
 impl RowWise for CrossEntropy<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&CROSS_ENTROPY];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         gpu.launch(Launch {
             kernel: &CROSS_ENTROPY,

@@ -18,12 +18,25 @@ use dropless_core::{Result, Tensor};
 use crate::device::{Gpu, word};
 use crate::kernel::{Kernel, Launch};
 
+/// Every kernel of the row-wise ops.
+#[cfg(test)]
+pub(crate) fn kernels() -> Vec<&'static Kernel> {
+    let mut all = dropless_core::map_ops!(each Op => <Op<'_> as RowWise>::KERNELS).concat();
+    all.sort_by_key(|one| one.name);
+    all.dedup_by_key(|one| one.name);
+    all
+}
+
 pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<Map<'_>>) -> Result<()> {
     dropless_core::map_ops!(match &**op, op => op.queue(gpu))
 }
 
-/// Queues the kernels of an op.
+/// A row-wise op on this device.
 trait RowWise {
+    /// Every kernel that it runs.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the tests compile them"))]
+    const KERNELS: &'static [&'static Kernel];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()>;
 }
 

@@ -73,6 +73,8 @@ pub(crate) static RMS_NORM_GRAD_WEIGHT: Kernel = Kernel {
 };
 
 impl RowWise for RmsNorm<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&RMS_NORM];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let count = self.x.rows();
         let params = Params { rows: word(count), columns: word(self.x.cols()), eps: self.eps.to_bits() };
@@ -88,6 +90,8 @@ impl RowWise for RmsNorm<'_> {
 }
 
 impl RowWise for RmsNormGrad<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&RMS_NORM_GRAD, &RMS_NORM_GRAD_WEIGHT, &SUM_BLOCKS];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let (count, columns) = (self.x.rows(), self.x.cols());
         let params = GradParams { rows: word(count), columns: word(columns) };

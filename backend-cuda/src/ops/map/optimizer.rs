@@ -63,6 +63,8 @@ pub(crate) static BIAS_UPDATE: Kernel = Kernel {
 };
 
 impl RowWise for AdamW<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&ADAMW];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let params = |elements| AdamWParams {
             elements,
@@ -79,6 +81,8 @@ impl RowWise for AdamW<'_> {
 }
 
 impl RowWise for ClipScale<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&CLIP_SCALE];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let params = ClipScaleParams { squares: word(self.squares.len()), max_norm: self.max_norm.to_bits() };
         threads(gpu, &CLIP_SCALE, &[Some(self.squares), Some(self.out)], params.words(), THREADS as usize)
@@ -86,6 +90,8 @@ impl RowWise for ClipScale<'_> {
 }
 
 impl RowWise for BiasUpdate<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&BIAS_UPDATE];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let experts = self.bias.len();
         let params =

@@ -116,6 +116,8 @@ impl Blocks {
 }
 
 impl RowWise for SumRows<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&SUM_ROWS, &SUM_BLOCKS];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let columns = self.x.cols();
         let blocks = Blocks::new(self.x.rows(), columns, self.out.rows());
@@ -129,6 +131,8 @@ impl RowWise for SumRows<'_> {
 }
 
 impl RowWise for SumSquares<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&SUM_SQUARES];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let count = self.x.rows();
         let params = SumSquaresParams { rows: word(count), columns: word(self.x.cols()) };
@@ -145,6 +149,8 @@ pub(super) fn tree_stack(width: usize, leaves: usize) -> (u32, u32) {
 }
 
 impl RowWise for TreeSum<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&TREE_SUM];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let parts = self.parts.shape().first().copied().unwrap_or(0);
         let (levels, stack) = tree_stack(parts, parts);

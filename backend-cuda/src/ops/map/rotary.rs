@@ -90,6 +90,8 @@ pub(crate) static MLA_KEY_VALUE_GRAD: Kernel = Kernel {
 };
 
 impl RowWise for Rotary<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&ROTARY];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let (tokens, half) = (self.x.rows(), self.cos.cols());
         let heads = self.x.cols() / (2 * half);
@@ -130,6 +132,8 @@ fn keys_and_values(shape: MlaShape, tokens: usize, table_rows: usize) -> KeyValu
 }
 
 impl RowWise for Mla<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&MLA_QUERY, &MLA_KEY_VALUE];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
         let (tokens, table_rows) = (self.q.rows(), self.cos.rows());
@@ -145,6 +149,8 @@ impl RowWise for Mla<'_> {
 }
 
 impl RowWise for MlaGrad<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&MLA_QUERY, &MLA_KEY_VALUE_GRAD];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
         let (tokens, table_rows) = (self.d_q.rows(), self.cos.rows());

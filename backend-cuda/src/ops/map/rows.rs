@@ -69,6 +69,8 @@ pub(crate) static EMBEDDING_GRAD: Kernel = Kernel {
 };
 
 impl RowWise for GatherRows<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&GATHER_ROWS];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let (count, columns) = (self.out.rows(), self.x.cols());
         let params = GatherRowsParams { rows: word(count), columns: word(columns), sources: word(self.x.rows()) };
@@ -78,6 +80,8 @@ impl RowWise for GatherRows<'_> {
 }
 
 impl RowWise for Combine<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&COMBINE];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let (count, k, (lo, hi)) = (self.out.rows(), self.slots.cols(), self.leaves);
         let window = self.window.unwrap_or(Window { period: count, from: 0, to: count });
@@ -107,6 +111,8 @@ impl RowWise for Combine<'_> {
 }
 
 impl RowWise for EmbeddingGrad<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&EMBEDDING_GRAD];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let [groups, vocabulary, columns] = [0, 1, 2].map(|i| self.d_table.shape()[i]);
         let params = EmbeddingGradParams {

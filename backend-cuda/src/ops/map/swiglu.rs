@@ -47,6 +47,8 @@ pub(crate) static SWIGLU_GRAD: Kernel = Kernel {
 };
 
 impl RowWise for Swiglu<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&SWIGLU];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let (count, width) = (self.gate_up.rows(), self.gate_up.cols() / 2);
         let params = Params { rows: word(count), width: word(width) };
@@ -56,6 +58,8 @@ impl RowWise for Swiglu<'_> {
 }
 
 impl RowWise for SwigluGrad<'_> {
+    const KERNELS: &'static [&'static Kernel] = &[&SWIGLU_GRAD];
+
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let count = self.gate_up.rows();
         let params = Params { rows: word(count), width: word(self.gate_up.cols() / 2) };

@@ -66,6 +66,8 @@ pub(crate) static COPY_COLUMNS: Shader = Shader {
 };
 
 impl RowWise for Cast<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&CAST];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let count = self.out.len();
         elements(stream, &CAST, &[Some(self.x), Some(self.out)], Elements { elements: word(count) }.words(), count)
@@ -73,6 +75,8 @@ impl RowWise for Cast<'_> {
 }
 
 impl RowWise for Add<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&ADD];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let count = self.out.len();
         let tensors = [Some(self.a), Some(self.b), self.c, Some(self.out)];
@@ -81,6 +85,8 @@ impl RowWise for Add<'_> {
 }
 
 impl RowWise for Fill<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&FILL];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         fill_bits(stream, self.out, self.value.to_bits())
     }
@@ -93,6 +99,8 @@ pub(crate) fn fill_bits(stream: &Stream, out: &Tensor, value: u32) -> Result<()>
 }
 
 impl RowWise for CopyColumns<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&COPY_COLUMNS];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let count = self.x.rows() * self.width;
         let params = CopyColumnsParams {

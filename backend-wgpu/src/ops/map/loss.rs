@@ -27,6 +27,8 @@ pub(crate) static CROSS_ENTROPY: Shader = Shader {
 };
 
 impl RowWise for CrossEntropy<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&CROSS_ENTROPY];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let tokens = self.logits.rows();
         let params = Params { rows: word(tokens), columns: word(self.logits.cols()) };

@@ -15,12 +15,25 @@ use dropless_core::{Result, Tensor};
 use crate::dispatch::{Dispatch, Stream};
 use crate::shader::Shader;
 
+/// Every shader of the row-wise ops.
+#[cfg(test)]
+pub(crate) fn shaders() -> Vec<&'static Shader> {
+    let mut all = dropless_core::map_ops!(each Op => <Op<'_> as RowWise>::SHADERS).concat();
+    all.sort_by_key(|one| one.name);
+    all.dedup_by_key(|one| one.name);
+    all
+}
+
 pub(crate) fn run(stream: &Stream, op: &Checked<Map<'_>>) -> Result<()> {
     dropless_core::map_ops!(match &**op, op => op.queue(stream))
 }
 
-/// Queues the shaders of an op.
+/// A row-wise op on this device.
 trait RowWise {
+    /// Every shader that it runs.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the tests compile them"))]
+    const SHADERS: &'static [&'static Shader];
+
     fn queue(&self, stream: &Stream) -> Result<()>;
 }
 

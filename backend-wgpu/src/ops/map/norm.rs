@@ -64,6 +64,8 @@ pub(crate) static RMS_NORM_GRAD_WEIGHT: Shader = Shader {
 };
 
 impl RowWise for RmsNorm<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&RMS_NORM];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let count = self.x.rows();
         let params = Params { rows: word(count), columns: word(self.x.cols()), eps: self.eps.to_bits() };
@@ -78,6 +80,8 @@ impl RowWise for RmsNorm<'_> {
 }
 
 impl RowWise for RmsNormGrad<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&RMS_NORM_GRAD, &RMS_NORM_GRAD_WEIGHT];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let (count, columns, groups) = (self.x.rows(), self.x.cols(), self.d_weight.rows());
         let params = GradParams { rows: word(count), columns: word(columns) };

@@ -55,6 +55,8 @@ pub(crate) static BIAS_UPDATE: Shader = Shader {
 };
 
 impl RowWise for AdamW<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&ADAMW];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let count = self.param.len();
         let params = AdamWParams {
@@ -80,6 +82,8 @@ impl RowWise for AdamW<'_> {
 }
 
 impl RowWise for ClipScale<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&CLIP_SCALE];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let params =
             ClipScaleParams { elements: 1, squares: word(self.squares.len()), max_norm: self.max_norm.to_bits() };
@@ -88,6 +92,8 @@ impl RowWise for ClipScale<'_> {
 }
 
 impl RowWise for BiasUpdate<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&BIAS_UPDATE];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let experts = self.bias.len();
         let params =

@@ -47,6 +47,8 @@ pub(crate) static TREE_SUM: Shader = Shader {
 };
 
 impl RowWise for SumRows<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&SUM_ROWS];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let (columns, groups) = (self.x.cols(), self.out.rows());
         let (sums, group_rows) = (groups * columns, self.x.rows() / groups);
@@ -56,6 +58,8 @@ impl RowWise for SumRows<'_> {
 }
 
 impl RowWise for SumSquares<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&SUM_SQUARES];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let count = self.x.rows();
         let params = SumSquaresParams { rows: word(count), columns: word(self.x.cols()) };
@@ -64,6 +68,8 @@ impl RowWise for SumSquares<'_> {
 }
 
 impl RowWise for TreeSum<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&TREE_SUM];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let count = self.out.len();
         let parts = self.parts.shape().first().copied().unwrap_or(0);

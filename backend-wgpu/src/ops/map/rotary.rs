@@ -83,6 +83,8 @@ pub(crate) static MLA_KEY_VALUE_GRAD: Shader = Shader {
 };
 
 impl RowWise for Rotary<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&ROTARY];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let pairs = self.x.len() / 2;
         let params = RotaryParams {
@@ -108,6 +110,8 @@ fn keys_and_values(shape: MlaShape, count: usize) -> KeyValueParams {
 }
 
 impl RowWise for Mla<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&MLA_QUERY, &MLA_KEY_VALUE];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
         let count = self.q.len();
@@ -120,6 +124,8 @@ impl RowWise for Mla<'_> {
 }
 
 impl RowWise for MlaGrad<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&MLA_QUERY, &MLA_KEY_VALUE_GRAD];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
         let count = self.d_q.len();

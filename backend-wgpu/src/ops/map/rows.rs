@@ -58,6 +58,8 @@ pub(crate) static EMBEDDING_GRAD: Shader = Shader {
 };
 
 impl RowWise for GatherRows<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&GATHER_ROWS];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let count = self.out.len();
         let params = GatherRowsParams { elements: word(count), columns: word(self.x.cols()) };
@@ -66,6 +68,8 @@ impl RowWise for GatherRows<'_> {
 }
 
 impl RowWise for Combine<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&COMBINE];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let (count, rows) = (self.out.len(), self.out.rows());
         let window = self.window.unwrap_or(Window { period: rows, from: 0, to: rows });
@@ -85,6 +89,8 @@ impl RowWise for Combine<'_> {
 }
 
 impl RowWise for EmbeddingGrad<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&EMBEDDING_GRAD];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let [groups, vocabulary, columns] = [0, 1, 2].map(|i| self.d_table.shape()[i]);
         let count = groups * columns;

@@ -46,6 +46,8 @@ pub(crate) static SWIGLU_GRAD: Shader = Shader {
 };
 
 impl RowWise for Swiglu<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&SWIGLU];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let count = self.out.len();
         let params = Params { elements: word(count), width: word(self.gate_up.cols() / 2) };
@@ -54,6 +56,8 @@ impl RowWise for Swiglu<'_> {
 }
 
 impl RowWise for SwigluGrad<'_> {
+    const SHADERS: &'static [&'static Shader] = &[&SWIGLU_GRAD];
+
     fn queue(&self, stream: &Stream) -> Result<()> {
         let count = self.gate_up.rows();
         let params = GradParams { rows: word(count), width: word(self.gate_up.cols() / 2) };

@@ -48,9 +48,11 @@ use crate::backend::{Backend, Caps};
 use crate::error::Result;
 
 /// Does the same with every row-wise op: `map_ops!(match op, op => op.launch(device))` runs the expression on the right with
-/// the struct that is in the `&Map` on the left. This is the one place that lists them.
+/// the struct that is in the `&Map` on the left, and `map_ops!(each Op => Op::SHADERS)` is an array of the expression with
+/// each struct in the place of `Op`. This is the one place that lists them.
 #[macro_export]
 macro_rules! map_ops {
+    (each $Op:ident => $do:expr) => { $crate::map_ops!(@list each [$Op => $do]) };
     (match $map:expr, $op:ident => $do:expr) => { $crate::map_ops!(@list matched [$map, $op => $do]) };
     (@list $then:ident $given:tt) => {
         $crate::map_ops! {
@@ -81,6 +83,12 @@ macro_rules! map_ops {
     };
     (@matched [$map:expr, $op:ident => $do:expr] $($name:ident,)+) => {
         match $map { $($crate::ops::Map::$name($op) => $do,)+ }
+    };
+    (@each [$Op:ident => $do:expr] $($name:ident,)+) => {
+        [$({
+            use $crate::ops::$name as $Op;
+            $do
+        }),+]
     };
     (@declared [$declare:ident] $($name:ident,)+) => { $declare!($($name),+); };
 }
