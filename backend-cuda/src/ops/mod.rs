@@ -84,6 +84,7 @@ pub(crate) fn all() -> Vec<(&'static crate::kernel::Kernel, &'static [&'static [
         (&route::LAYOUT_OFFSETS, &[&[]]),
         (&route::LAYOUT_PLACE, &[&[]]),
     ];
-    let of_map = map::kernels().into_iter().map(|kernel| (kernel, &[&[][..]][..]));
+    const WITHOUT: &[&[u32]] = &[&[]];
+    let of_map = map::kernels().into_iter().map(|kernel| (kernel, WITHOUT));
     of_map.chain(others.iter().copied()).collect()
 }

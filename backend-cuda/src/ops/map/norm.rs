@@ -90,7 +90,7 @@ impl RowWise for RmsNorm<'_> {
 }
 
 impl RowWise for RmsNormGrad<'_> {
-    const KERNELS: &'static [&'static Kernel] = &[&RMS_NORM_GRAD, &RMS_NORM_GRAD_WEIGHT, &SUM_BLOCKS];
+    const KERNELS: &'static [&'static Kernel] = &[&RMS_NORM_GRAD, &RMS_NORM_GRAD_WEIGHT];
 
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let (count, columns) = (self.x.rows(), self.x.cols());
