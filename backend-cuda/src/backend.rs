@@ -169,14 +169,6 @@ impl Cuda {
     }
 }
 
-fn same_length(op: &'static str, tensor: &Tensor, bytes: usize) -> Result<()> {
-    if bytes == tensor.bytes() {
-        return Ok(());
-    }
-    let expected = format!("{} for {tensor:?}", tensor.bytes());
-    Err(Error::Argument { op, field: "bytes", expected, found: bytes.to_string() })
-}
-
 impl Backend for Cuda {
     fn caps(&self) -> &Caps {
         &self.caps
@@ -188,13 +180,13 @@ impl Backend for Cuda {
 
     fn write(&self, dst: &Tensor, bytes: &[u8]) -> Result<()> {
         const OP: &str = "write";
-        same_length(OP, dst, bytes.len())?;
+        dst.has_bytes(OP, bytes.len())?;
         self.gpu.blame(memory::write(OP, &self.gpu, dst, bytes))
     }
 
     fn read(&self, src: &Tensor, bytes: &mut [u8]) -> Result<()> {
         const OP: &str = "read";
-        same_length(OP, src, bytes.len())?;
+        src.has_bytes(OP, bytes.len())?;
         let read = memory::read(OP, &self.gpu, src, bytes);
         // A collective that failed is the reason of whatever else did.
         self.comm.check(OP)?;

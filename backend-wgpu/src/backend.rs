@@ -155,14 +155,6 @@ impl Wgpu {
     }
 }
 
-fn same_length(op: &'static str, tensor: &Tensor, bytes: usize) -> Result<()> {
-    if bytes == tensor.bytes() {
-        return Ok(());
-    }
-    let expected = format!("{} for {tensor:?}", tensor.bytes());
-    Err(Error::Argument { op, field: "bytes", expected, found: bytes.to_string() })
-}
-
 /// The bytes of a view within its host memory.
 fn host_range(tensor: &Tensor) -> std::ops::Range<usize> {
     let start = tensor.offset() * tensor.dtype().size();
@@ -183,7 +175,7 @@ impl Backend for Wgpu {
 
     fn write(&self, dst: &Tensor, bytes: &[u8]) -> Result<()> {
         const OP: &str = "write";
-        same_length(OP, dst, bytes.len())?;
+        dst.has_bytes(OP, bytes.len())?;
         match dst.memory() {
             Memory::Device => self.upload(OP, dst, bytes),
             Memory::Host => {
@@ -196,7 +188,7 @@ impl Backend for Wgpu {
 
     fn read(&self, src: &Tensor, bytes: &mut [u8]) -> Result<()> {
         const OP: &str = "read";
-        same_length(OP, src, bytes.len())?;
+        src.has_bytes(OP, bytes.len())?;
         match src.memory() {
             Memory::Device => self.download(OP, src, bytes),
             Memory::Host => {

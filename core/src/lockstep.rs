@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::backend::{Backend, Caps, Event, EventState, Queue, Timings};
 use crate::error::{Error, Result, ensure};
 use crate::numerics::bf16;
-use crate::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Output, Route};
+use crate::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Op, Route, Use};
 use crate::tensor::{DType, Memory, Tensor};
 
 /// A backend under examination beside the one that defines the bits.
@@ -61,9 +61,9 @@ impl<R: Backend, B: Backend> Lockstep<R, B> {
         self.ops.load(Ordering::Relaxed)
     }
 
-    fn compare(&self, op: &'static str, name: &dyn std::fmt::Debug, outputs: Vec<Output<'_>>) -> Result<()> {
+    fn compare(&self, op: &'static str, name: &dyn std::fmt::Debug, outputs: Vec<Use<'_>>) -> Result<()> {
         let number = self.ops.fetch_add(1, Ordering::Relaxed) + 1;
-        for (field, tensor) in outputs {
+        for Use { field, tensor, .. } in outputs {
             let mut sides = [vec![0u8; tensor.bytes()], vec![0u8; tensor.bytes()]];
             self.reference.read(tensor, &mut sides[0])?;
             self.examined.read(tensor, &mut sides[1])?;

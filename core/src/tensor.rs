@@ -122,6 +122,15 @@ impl Tensor {
         self.len() * self.dtype.size()
     }
 
+    /// Fails unless the view has so many bytes; for [`crate::Backend::read`] and [`crate::Backend::write`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`].
+    pub fn has_bytes(&self, op: &'static str, bytes: usize) -> Result<()> {
+        let expected = || format!("{} for {self:?}", self.bytes());
+        ensure(bytes == self.bytes(), op, "bytes", expected, || bytes.to_string())
+    }
+
     /// Extent of the last dimension (1 for a tensor without dimensions).
     pub fn cols(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)

@@ -7,13 +7,11 @@
 mod backends;
 mod compare;
 mod maker;
-mod problems;
 mod random;
 
 pub use backends::{Candidate, Ranks, UNDER_TEST, host};
 pub use compare::{Outcome, Output, compare};
-pub use maker::{Draw, Maker, draws};
-pub use problems::all;
+pub use maker::{Draw, Maker, TYPES, draws};
 pub use random::Random;
 
 use dropless_core::{Backend, NumericModel};

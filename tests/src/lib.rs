@@ -5,3 +5,5 @@
 pub mod differential;
 pub mod metered;
 pub mod moe;
+pub mod ops;
+pub mod specification;

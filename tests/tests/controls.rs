@@ -12,6 +12,7 @@ use dropless_core::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGem
 use dropless_core::{DType, Memory, Result, Tensor};
 use dropless_tests::differential::{self, Candidate, Ranks, UNDER_TEST};
 use dropless_tests::moe::{Outcome, Problem, problem};
+use dropless_tests::ops;
 use dropless_wgpu::{Wgpu, WgpuOptions};
 
 /// What is done to the results of the host.
@@ -216,7 +217,7 @@ fn a_rounding_in_the_wrong_place_is_noticed() {
 
 /// The comparison of the harness: a kind of problem on a backend against the host.
 fn report(problem: &str, open: fn(usize, NumericModel) -> Result<Ranks>) -> std::result::Result<(), String> {
-    let problem = differential::all().into_iter().find(|p| p.name == problem).unwrap();
+    let problem = ops::problems().into_iter().find(|p| p.name == problem).unwrap();
     // As many as the suite runs; a control is no find to keep.
     problem.compare(&Candidate { name: "tampered", open, ranks: true }, differential::cases(), None)
 }

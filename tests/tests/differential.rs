@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use dropless_tests::differential::{UNDER_TEST, all, cases};
+use dropless_tests::differential::{UNDER_TEST, cases};
+use dropless_tests::ops;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() -> ExitCode {
@@ -12,7 +13,7 @@ fn main() -> ExitCode {
         match candidate.device() {
             Ok(device) => {
                 ran += &format!(", {} ({device})", candidate.name);
-                let problems = all().into_iter().filter(|problem| candidate.ranks || problem.ranks == 1);
+                let problems = ops::problems().into_iter().filter(|problem| candidate.ranks || problem.ranks == 1);
                 trials.extend(problems.map(|problem| {
                     let check = move || problem.check(candidate, cases()).map_err(Failed::from);
                     Trial::test(format!("{}::{}", candidate.name, problem.name), check)

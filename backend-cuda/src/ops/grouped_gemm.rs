@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use dropless_core::ops::{Checked, Extents, GemmKind, GroupedGemm, Operand};
+use dropless_core::ops::{Checked, GroupedGemm, Operand, Product, Side};
 use dropless_core::{DType, NumericModel, Result, Tensor};
 
 use super::mxfp8_dequantize;
@@ -169,39 +169,31 @@ fn store(out: &Tensor, columns: usize, accumulate: bool) -> Load {
     }
 }
 
-/// An operand as the kernels take it: matrices of `rows` x `chain`, with either of them last in memory.
+/// An operand as the kernels take it.
 struct Factor<'a> {
     elements: Cow<'a, Tensor>,
     gather: Option<&'a Tensor>,
     scale_inv: Option<&'a Tensor>,
-    matrices: usize,
-    rows: usize,
-    chain: usize,
-    chain_last: bool,
+    side: Side,
 }
 
 impl<'a> Factor<'a> {
-    /// `chain_last`: as a plain operand stores it.
-    fn of(
-        gpu: &Arc<Gpu>,
-        operand: Operand<'a>,
-        [matrices, rows, chain]: [usize; 3],
-        chain_last: bool,
-    ) -> Result<Factor<'a>> {
+    fn of(gpu: &Arc<Gpu>, operand: Operand<'a>, side: Side) -> Result<Factor<'a>> {
         let (elements, gather, scale_inv) = match operand {
             Operand::Plain { values, gather } => (Cow::Borrowed(values), gather, None),
             Operand::Mxfp8 { codes, scales } => {
-                (Cow::Owned(mxfp8_dequantize::run(gpu, codes, scales, !chain_last)?), None, None)
+                (Cow::Owned(mxfp8_dequantize::run(gpu, codes, scales, !side.chain_last)?), None, None)
             }
             Operand::Fp8Block { codes, scale_inv } => (Cow::Borrowed(codes), None, Some(scale_inv)),
         };
-        let chain_last = chain_last || scale_inv.is_some();
-        Ok(Factor { elements, gather, scale_inv, matrices, rows, chain, chain_last })
+        let side = if scale_inv.is_some() { side.chain_last() } else { side };
+        Ok(Factor { elements, gather, scale_inv, side })
     }
 
     /// Extents in memory, the fastest first.
     fn extents(&self) -> [usize; 3] {
-        if self.chain_last { [self.chain, self.rows, self.matrices] } else { [self.rows, self.chain, self.matrices] }
+        let Side { matrices, rows, chain, chain_last, .. } = self.side;
+        if chain_last { [chain, rows, matrices] } else { [rows, chain, matrices] }
     }
 
     fn load(&self) -> Load {
@@ -218,7 +210,7 @@ impl<'a> Factor<'a> {
             return Ok(TensorMap::default());
         }
         let wide = ROW_BYTES / self.elements.dtype().size();
-        let tile = [wide, if self.chain_last { rows } else { wide }, 1];
+        let tile = [wide, if self.side.chain_last { rows } else { wide }, 1];
         gpu.tensor_map(OP, &self.elements, self.extents(), tile)
     }
 }
@@ -231,19 +223,13 @@ fn tiles(extents: [usize; 3], wgrad: bool, [tile_rows, tile_columns]: [usize; 2]
 }
 
 pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupedGemm<'_>>, model: NumericModel) -> Result<()> {
-    let Extents { groups, rows: tokens, n, k } = op.extents();
+    let product = op.product();
+    let Product { groups, m: rows, n: columns, k: chain, sides } = product;
     if op.out.is_empty() {
         return Ok(());
     }
-    let wgrad = op.kind == GemmKind::Wgrad;
-    // Rows of each factor and the chain, and whether it is the last dimension of plain operands.
-    let (rows, columns, chain, a_last, b_last) = match op.kind {
-        GemmKind::Forward => (tokens, n, k, true, true),
-        GemmKind::Dgrad => (tokens, k, n, true, false),
-        GemmKind::Wgrad => (n, k, tokens, false, false),
-    };
-    let a = Factor::of(gpu, op.a, [1, rows, chain], a_last)?;
-    let b = Factor::of(gpu, op.b, [if wgrad { 1 } else { groups }, columns, chain], b_last)?;
+    let wgrad = product.ragged_chain();
+    let [a, b] = [Factor::of(gpu, op.a, sides[0])?, Factor::of(gpu, op.b, sides[1])?];
 
     let scalars = GemmScalars {
         groups: word(groups),
@@ -264,7 +250,7 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupedGemm<'_>>, model: NumericM
         Some(op.out),
     ];
     let mut constants =
-        vec![u32::from(wgrad), u32::from(op.accumulate), u32::from(a.chain_last), u32::from(b.chain_last)];
+        vec![u32::from(wgrad), u32::from(op.accumulate), u32::from(a.side.chain_last), u32::from(b.side.chain_last)];
     let tiles = |tile| tiles([groups, rows, columns], wgrad, tile);
     let kernel = match a.elements.dtype() {
         DType::Bf16 if model != NumericModel::F32 => &SM90_BF16_GROUPED_GEMM,

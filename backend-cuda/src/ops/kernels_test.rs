@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::ALL;
+use super::all;
 use crate::jit::Jit;
 use crate::kernel::{SM90, source};
 use dropless_core::DType;
@@ -40,9 +40,25 @@ fn registers_matter(kernel: &Program, architecture: &str) -> bool {
     kernel.name.ends_with("grouped_gemm") || (kernel.files.contains(&SM90) && architecture == "sm_90a")
 }
 
+/// A file that no kernel is compiled from, or a kernel that does not end with the file of its name.
+#[test]
+fn every_file_belongs_to_a_kernel_that_is_compiled_here() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels");
+    let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let used = all().iter().any(|(kernel, _)| kernel.files.contains(&&*read(&path)));
+        assert!(used, "no kernel is compiled from {}", path.display());
+    }
+    for (kernel, _) in all() {
+        let own = std::path::Path::new(folder).join(kernel.name).with_extension("cu");
+        assert_eq!(kernel.files.last(), Some(&&*read(&own)), "{}: its own file comes last", kernel.name);
+    }
+}
+
 #[test]
 fn every_kernel_says_that_it_has_begun() {
-    for (kernel, _) in ALL {
+    for (kernel, _) in all() {
         let own = kernel.files.last().expect("a file of its own");
         assert!(own.contains("Given given) {\n    begin(given);\n"), "{}", kernel.name);
     }
@@ -52,7 +68,7 @@ fn every_kernel_says_that_it_has_begun() {
 fn every_kernel_compiles_without_a_warning_and_products_without_a_spill() {
     for_each_architecture(|architecture| {
         let jit = Jit::with_cache(architecture, None).unwrap();
-        let all: Vec<Variant> = ALL
+        let all: Vec<Variant> = all()
             .iter()
             .flat_map(|(kernel, constants)| constants.iter().flat_map(|constants| variants(kernel, constants)))
             .collect();

@@ -1,6 +1,6 @@
 //! Block quantization: amaxes of squares or of the tensor first, then blocks along rows, then blocks along columns.
 
-use dropless_core::ops::{BlockFormat, Checked, ColumnBlocks, Fill, GroupQuantize, RowBlocks};
+use dropless_core::ops::{BlockFormat, Checked, ColumnBlocks, GroupQuantize, RowBlocks};
 use dropless_core::{DType, Result, Tensor};
 
 use super::map::elementwise;
@@ -118,7 +118,7 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupQuantize<'_>>) -> Result<()
         quantize.squares = Some(squares);
     }
     if let Some(amax) = op.amax {
-        elementwise::fill(stream, &Fill { out: amax, value: 0.0 })?;
+        elementwise::fill_bits(stream, amax, 0)?;
         quantize.amax(amax, false)?;
     }
     if let Some(row) = op.row {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use dropless_core::numerics::mma::Tensorcore;
-use dropless_core::ops::{Checked, Extents, GemmKind, GroupedGemm, Operand};
+use dropless_core::ops::{Checked, GemmKind, GroupedGemm, Operand, Product, Side};
 use dropless_core::{DType, NumericModel, Result, Tensor};
 
 use super::chains::{Chains, SIDE, aligned, tile};
@@ -69,45 +69,36 @@ struct Factor<'a> {
     elements: Cow<'a, Tensor>,
     gather: Option<&'a Tensor>,
     scale_inv: Option<&'a Tensor>,
-    /// Whether the chain's dimension is the last in memory.
-    chain_last: bool,
+    side: Side,
 }
 
 impl<'a> Factor<'a> {
-    /// `chain_last`: as a plain operand stores it.
-    fn of(stream: &Stream, operand: Operand<'a>, chain_last: bool) -> Result<Factor<'a>> {
+    fn of(stream: &Stream, operand: Operand<'a>, side: Side) -> Result<Factor<'a>> {
         Ok(match operand {
             Operand::Plain { values, gather } => {
-                Factor { elements: Cow::Borrowed(values), gather, scale_inv: None, chain_last }
+                Factor { elements: Cow::Borrowed(values), gather, scale_inv: None, side }
             }
             Operand::Mxfp8 { codes, scales } => {
-                let values = mxfp8_dequantize::run(stream, codes, scales, !chain_last)?;
-                Factor { elements: Cow::Owned(values), gather: None, scale_inv: None, chain_last }
+                let values = mxfp8_dequantize::run(stream, codes, scales, !side.chain_last)?;
+                Factor { elements: Cow::Owned(values), gather: None, scale_inv: None, side }
             }
-            Operand::Fp8Block { codes, scale_inv } => {
-                Factor { elements: Cow::Borrowed(codes), gather: None, scale_inv: Some(scale_inv), chain_last: true }
-            }
+            Operand::Fp8Block { codes, scale_inv } => Factor {
+                elements: Cow::Borrowed(codes),
+                gather: None,
+                scale_inv: Some(scale_inv),
+                side: side.chain_last(),
+            },
         })
-    }
-
-    /// Distances in memory from row to row, and along the chain.
-    fn strides(&self, rows: usize, chain: usize) -> [usize; 2] {
-        if self.chain_last { [chain, 1] } else { [1, rows] }
     }
 }
 
 pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: NumericModel) -> Result<()> {
-    let Extents { groups, rows: tokens, n, k } = op.extents();
-    let wgrad = op.kind == GemmKind::Wgrad;
-    // Rows of each factor and the chain, and whether it is the last dimension of plain operands.
-    let (rows, columns, chain, a_last, b_last) = match op.kind {
-        GemmKind::Forward => (tokens, n, k, true, true),
-        GemmKind::Dgrad => (tokens, k, n, true, false),
-        GemmKind::Wgrad => (n, k, tokens, false, false),
-    };
+    let product = op.product();
+    let Product { groups, m: rows, n: columns, k: chain, sides } = product;
+    let wgrad = product.ragged_chain();
     let fp8 = matches!(op.a, Operand::Fp8Block { .. });
-    let a = Factor::of(stream, op.a, a_last)?;
-    let b = Factor::of(stream, op.b, b_last)?;
+    let a = Factor::of(stream, op.a, sides[0])?;
+    let b = Factor::of(stream, op.b, sides[1])?;
     let unit = match a.elements.dtype() {
         DType::F32 => None,
         DType::Bf16 => Tensorcore::of_bf16(model),
@@ -117,7 +108,7 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
     // so not for a model's logits alone.
     let logits = op.kind == GemmKind::Forward && op.out.dtype() == DType::F32;
     let tile = if stream.gpu.cpu && unit.is_some() && !logits { 8 } else { tile(unit) };
-    let (a_strides, b_strides) = (a.strides(rows, chain), b.strides(columns, chain));
+    let (a_strides, b_strides) = (a.side.strides(), b.side.strides());
     // A weight's FP8 scales also span 128 of its rows.
     let b_scale_columns = if wgrad { 1 } else { 128 };
     let column_tiles = columns.div_ceil(SIDE * tile);
@@ -148,7 +139,7 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
         dtype: a.elements.dtype(),
         unit,
         tile,
-        chain_last: [a.chain_last, b.chain_last],
+        chain_last: [a.side.chain_last, b.side.chain_last],
         // One of the strides is 1, the other a row.
         aligned: [(&a, a_strides), (&b, b_strides)].map(|(factor, [x, y])| aligned(&factor.elements, x.max(y))),
     };

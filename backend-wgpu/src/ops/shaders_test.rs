@@ -7,7 +7,7 @@ use wgpu::naga::proc::Layouter;
 use wgpu::naga::valid::{Capabilities, ValidationFlags, Validator};
 use wgpu::naga::{AddressSpace, Handle, Module, ScalarKind, Type, TypeInner, front::wgsl};
 
-use super::ALL;
+use super::all;
 use crate::shader::{OFFSET_WORDS, source, text};
 
 /// The first type of each binding, and every other type of one binding at a time, under constants that `value` gives to
@@ -68,9 +68,25 @@ fn float_types(module: &Module) -> Vec<String> {
     types.chain(literals).collect()
 }
 
+/// A file that no shader is compiled from, or a shader that does not end with the file of its name.
+#[test]
+fn every_file_belongs_to_a_shader_that_is_compiled_here() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../shaders");
+    let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let used = all().iter().any(|shader| shader.files.contains(&&*read(&path)));
+        assert!(used, "no shader is compiled from {}", path.display());
+    }
+    for shader in all() {
+        let own = std::path::Path::new(folder).join(shader.name).with_extension("wgsl");
+        assert_eq!(shader.files.last(), Some(&&*read(&own)), "{}: its own file comes last", shader.name);
+    }
+}
+
 #[test]
 fn no_shader_has_a_float() {
-    for shader in ALL {
+    for shader in all() {
         for variant in variants(shader) {
             // What is compiled, and the branches that these constants leave out.
             for text in [source(&variant), text(&variant)] {
@@ -108,7 +124,7 @@ fn misplaced(module: &Module, ty: Handle<Type>, fields: &[&str]) -> Vec<String> 
 
 #[test]
 fn parameters_lie_where_the_launcher_puts_them() {
-    for shader in ALL {
+    for shader in all() {
         let module = parse(&source(&variants(shader)[0]));
         let given = module.global_variables.iter().find(|(_, v)| v.space == AddressSpace::Immediate).unwrap().1;
         let TypeInner::Struct { members, .. } = &module.types[given.ty].inner else { panic!("a struct") };
@@ -131,7 +147,7 @@ fn misplaced_fields_are_found() {
 
 #[test]
 fn dispatches_fit_the_bindings_of_every_adapter() {
-    for shader in ALL {
+    for shader in all() {
         let most = wgpu::Limits::default().max_storage_buffers_per_shader_stage as usize;
         assert!(shader.tensors.len() <= most.min(OFFSET_WORDS), "{}", shader.name);
     }
@@ -148,7 +164,7 @@ fn workgroup(module: &Module) -> (u32, u32) {
 
 #[test]
 fn b257_shaders_fit_the_smallest_workgroups() {
-    for shader in ALL {
+    for shader in all() {
         for value in [1, 4] {
             for variant in types_under(shader, |name| if name == "EXPERTS" { 256 } else { value }) {
                 let (bytes, invocations) = workgroup(&parse(&source(&variant)));

@@ -7,12 +7,12 @@ mod operand;
 
 use rayon::prelude::*;
 
-use self::operand::{Factor, Groups, Side};
+use self::operand::{Factor, Groups};
 use super::Simd;
 use super::memory::{FloatsMut, input, output};
 use crate::error::Result;
 use crate::numerics::{NumericModel, bf16};
-use crate::ops::{Checked, GemmKind, GroupedGemm};
+use crate::ops::{Checked, GroupedGemm, Product};
 
 const OP: &str = "grouped_gemm";
 
@@ -25,22 +25,24 @@ struct Tile<'a, T> {
 }
 
 pub(super) fn run(op: &Checked<GroupedGemm<'_>>, model: NumericModel, simd: Simd) -> Result<()> {
-    let extents = op.extents();
+    let product = op.product();
     let offsets = input(OP, op.offsets)?;
-    let groups = Groups::new(offsets.u32(), extents.rows)?;
-    let [a, b] = Side::of(op.kind, extents);
+    let rows = if product.ragged_chain() { product.k } else { product.m };
+    let groups = Groups::new(offsets.u32(), rows)?;
+    let [a, b] = product.sides;
     let a = Factor::load("a", op.a, a, &groups, model)?;
     let b = Factor::load("b", op.b, b, &groups, model)?;
-    let product = Product { kind: op.kind, a, b, groups, model, simd, accumulate: op.accumulate };
+    let work = Work { product, a, b, groups, model, simd, accumulate: op.accumulate };
     match output(OP, op.out)?.floats() {
-        FloatsMut::F32(out) => product.run(out, extents.n, op.out.cols()),
-        FloatsMut::Bf16(out) => product.run(out, extents.n, op.out.cols()),
+        FloatsMut::F32(out) => work.run(out),
+        FloatsMut::Bf16(out) => work.run(out),
     }
     Ok(())
 }
 
-struct Product<'a> {
-    kind: GemmKind,
+/// A product with its factors, locked for reading.
+struct Work<'a> {
+    product: Product,
     a: Factor<'a>,
     b: Factor<'a>,
     groups: Groups<'a>,
@@ -49,15 +51,13 @@ struct Product<'a> {
     accumulate: bool,
 }
 
-impl Product<'_> {
-    /// `n`: output rows of each group in `Wgrad`; `cols`: columns of the output.
-    fn run<T: Element>(&self, out: &mut [T], n: usize, cols: usize) {
-        let rows = |group| if self.kind == GemmKind::Wgrad { n } else { self.groups.rows(group).len() };
-        tiles(out, cols, &self.groups, rows).into_par_iter().for_each_init(Vec::new, |result, tile| {
-            let chain = match self.kind {
-                GemmKind::Wgrad => self.groups.rows(tile.group),
-                GemmKind::Forward | GemmKind::Dgrad => 0..self.a.side.chain,
-            };
+impl Work<'_> {
+    fn run<T: Element>(&self, out: &mut [T]) {
+        let Product { m, n, k, .. } = self.product;
+        let ragged_chain = self.product.ragged_chain();
+        let rows = |group| if ragged_chain { m } else { self.groups.rows(group).len() };
+        tiles(out, n, &self.groups, rows).into_par_iter().for_each_init(Vec::new, |result, tile| {
+            let chain = if ragged_chain { self.groups.rows(tile.group) } else { 0..k };
             if chain.is_empty() && self.accumulate {
                 return;
             }

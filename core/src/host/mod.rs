@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Backend, Caps, Event, EventState, Queue, Timings, expert_ranks};
-use crate::error::{Error, Result, ensure};
+use crate::error::{Error, Result};
 use crate::exchange::Exchange;
 use crate::numerics::NumericModel;
 use crate::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Route};
@@ -127,10 +127,6 @@ impl Host {
     }
 }
 
-fn same_length(op: &'static str, tensor: &Tensor, bytes: usize) -> Result<()> {
-    ensure(bytes == tensor.bytes(), op, "bytes", || format!("{} for {tensor:?}", tensor.bytes()), || bytes.to_string())
-}
-
 impl Backend for Host {
     fn caps(&self) -> &Caps {
         &self.caps
@@ -141,13 +137,13 @@ impl Backend for Host {
     }
 
     fn write(&self, dst: &Tensor, bytes: &[u8]) -> Result<()> {
-        same_length("write", dst, bytes.len())?;
+        dst.has_bytes("write", bytes.len())?;
         memory::output("write", dst)?.bytes().copy_from_slice(bytes);
         Ok(())
     }
 
     fn read(&self, src: &Tensor, bytes: &mut [u8]) -> Result<()> {
-        same_length("read", src, bytes.len())?;
+        src.has_bytes("read", bytes.len())?;
         bytes.copy_from_slice(memory::input("read", src)?.bytes());
         Ok(())
     }
@@ -191,7 +187,7 @@ impl Backend for Host {
     }
 
     fn route(&self, op: &Checked<Route<'_>>) -> Result<()> {
-        self.pool.install(|| route::run(op, self.simd))
+        self.pool.install(|| route::run(op, self, self.simd))
     }
 
     fn attention(&self, op: &Checked<Attention<'_>>) -> Result<()> {
@@ -199,6 +195,6 @@ impl Backend for Host {
     }
 
     fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {
-        self.pool.install(|| map::run(op, self.simd))
+        self.pool.install(|| map::run(op, self, self.simd))
     }
 }

@@ -1,7 +1,7 @@
 //! Routing as kernels take it. Where the kernels of all backends work on the same tensors, those stand here, too.
 
 use super::{Binding, F32, Given, U32, word};
-use crate::ops::{GUARD, Layout, Plan, Score, TopK, TopKGrad, Window};
+use crate::ops::{Layout, Plan, Score, TopK, TopKGrad, Window};
 use crate::scalars;
 use crate::tensor::Tensor;
 
@@ -33,7 +33,7 @@ pub fn top_k<'a>(op: &TopK<'a>) -> Given<'a, TopKScalars, 7, 3> {
             top_groups: word(op.top_groups),
             normalize: u32::from(op.normalize),
             scale: op.scale.to_bits(),
-            guard: GUARD.to_bits(),
+            guard: TopK::GUARD.to_bits(),
         },
         tensors: [Some(op.logits), op.bias, op.valid, Some(op.scores), Some(op.ids), Some(op.weights), Some(op.counts)],
         constants: [word(experts), word(op.groups), softmax(op.score)],
@@ -70,7 +70,7 @@ pub fn top_k_grad<'a>(op: &TopKGrad<'a>, valid: Option<&'a Tensor>) -> Given<'a,
             sequence: word(sequence),
             normalize: u32::from(op.normalize),
             scale: op.scale.to_bits(),
-            guard: GUARD.to_bits(),
+            guard: TopK::GUARD.to_bits(),
             coefficient: coefficient.to_bits(),
         },
         tensors: [Some(op.scores), Some(op.ids), Some(op.d_weights), counts, valid, Some(op.d_logits)],

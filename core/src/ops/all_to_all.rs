@@ -1,6 +1,7 @@
 //! Exchange of rows between the ranks of a group.
 
-use super::{Arg, Checked, DType, distinct, number};
+use super::arguments::{op, queued, tensors};
+use super::{Arg, Checked, DType, Values, distinct, number};
 use crate::backend::{Backend, Caps, Group, Queue};
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -13,6 +14,8 @@ pub struct Counts<'a> {
     /// Rows from each source.
     pub recv: &'a Tensor,
 }
+
+tensors!(Counts: tensor(send, recv));
 
 /// Segment d of `send` goes to member d of the group, where it becomes segment (this rank's place) of `recv`. Every member
 /// calls it in the same order with the same row capacity and row length. Runs on the comm queue.
@@ -39,7 +42,11 @@ pub struct AllToAll<'a> {
     pub counts: Option<Counts<'a>>,
 }
 
+op!(AllToAll: read(send, counts), write(recv), value(group));
+
 const OP: &str = "all_to_all";
+
+queued!(AllToAll, named OP, by all_to_all);
 
 impl AllToAll<'_> {
     /// True when one segment goes to every member.
@@ -70,6 +77,36 @@ impl AllToAll<'_> {
         }
         distinct(OP, "recv", self.recv, &others)?;
         Ok(Checked::new(self))
+    }
+
+    /// The specification: what every member of a group receives. Each is an op of this kind with the memory of its rank, in
+    /// the order of the group; all of them agree in shape, and in how many rows go from one to another.
+    ///
+    /// # Errors
+    /// Those of [`Backend::read`] and [`Backend::write`].
+    pub fn exchange(members: &[(Checked<AllToAll<'_>>, &dyn Backend)]) -> Result<()> {
+        for (to, (receiver, its_memory)) in members.iter().enumerate() {
+            let mut recv = Values::read(*its_memory, receiver.recv)?;
+            let chunk = receiver.recv.bytes() / members.len();
+            let row = chunk / receiver.recv.shape()[1].max(1);
+            for (from, (sender, memory)) in members.iter().enumerate() {
+                let send = Values::read(*memory, sender.send)?;
+                let bytes = match sender.counts {
+                    Some(counts) => Values::read(*memory, counts.send)?.word(to) as usize * row,
+                    None => chunk,
+                };
+                let start = if sender.gathers() { 0 } else { to * chunk };
+                recv.bytes_mut()[from * chunk..from * chunk + bytes]
+                    .copy_from_slice(&send.bytes()[start..start + bytes]);
+            }
+            recv.write(*its_memory)?;
+        }
+        Ok(())
+    }
+
+    /// One member's part of [`exchange`](AllToAll::exchange), which only the ranks together can play.
+    pub(in crate::ops) fn spec(op: &Checked<Self>, memory: &dyn Backend) -> Result<()> {
+        memory.all_to_all(op)
     }
 
     /// As [`run`](AllToAll::run), after the compute queue's work so far and before its later work.

@@ -4,9 +4,13 @@ mod softmax;
 
 pub(crate) use softmax::{OnlineSoftmax, differentiate, visible};
 
-use super::{Arg, Checked, DType, FLOAT, distinct, number};
+use std::ops::Range;
+
+use super::arguments::{family, op};
+use super::{Arg, Checked, DType, FLOAT, Values, distinct, number};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
+use crate::numerics::{NumericModel, bf16, mma, reduce};
 use crate::tensor::Tensor;
 
 /// Keys of a tile of the online softmax, counted from the start of the sequence.
@@ -71,6 +75,8 @@ pub struct AttentionForward<'a> {
     pub shape: AttentionShape,
 }
 
+op!(AttentionForward: read(q, k, v, start), write(out, lse), value(shape));
+
 /// The gradients of [`AttentionForward`]; probabilities are recomputed from `lse`.
 ///
 /// # Shape
@@ -114,6 +120,8 @@ pub struct AttentionBackward<'a> {
     pub shape: AttentionShape,
 }
 
+op!(AttentionBackward: read(q, k, v, start, out, lse, d_out), write(d_q, d_k, d_v), value(shape));
+
 /// Attention.
 #[derive(Clone, Copy, Debug)]
 pub enum Attention<'a> {
@@ -124,6 +132,8 @@ pub enum Attention<'a> {
 }
 
 const OP: &str = "attention";
+
+family!(Attention { Forward, Backward }, named |_| OP, by attention);
 
 /// The (name, tensor, columns) of each operand that has one row for each token.
 type Rows<'a, 'b> = &'b [(&'static str, &'a Tensor, usize)];
@@ -213,5 +223,155 @@ impl Attention<'_> {
     pub fn run(self, backend: &dyn Backend) -> Result<()> {
         let _span = tracing::trace_span!(OP).entered();
         backend.attention(&self.check(backend.caps())?)
+    }
+}
+
+/// A tensor `[tokens, heads * dim]`, read for the specification.
+struct Heads<'a> {
+    values: Values<'a>,
+    sequence: usize,
+    dim: usize,
+}
+
+impl<'a> Heads<'a> {
+    fn read(memory: &dyn Backend, tensor: &'a Tensor, shape: AttentionShape, dim: usize) -> Result<Heads<'a>> {
+        Ok(Heads { values: Values::read(memory, tensor)?, sequence: shape.sequence, dim })
+    }
+
+    /// First element of a head of a row.
+    fn at(&self, batch: usize, row: usize, head: usize) -> usize {
+        (batch * self.sequence + row) * self.values.cols() + head * self.dim
+    }
+
+    /// A head of a row.
+    fn row(&self, batch: usize, row: usize, head: usize) -> Vec<f32> {
+        let at = self.at(batch, row, head);
+        (at..at + self.dim).map(|i| self.values.float(i)).collect()
+    }
+
+    /// Element i of a head in those of the rows that are seen, and 0 in the others.
+    fn column(
+        &self,
+        batch: usize,
+        head: usize,
+        i: usize,
+        rows: Range<usize>,
+        seen: impl Fn(usize) -> bool,
+    ) -> Vec<f32> {
+        rows.map(|row| if seen(row) { self.values.float(self.at(batch, row, head) + i) } else { 0.0 }).collect()
+    }
+
+    fn set_row(&mut self, batch: usize, row: usize, head: usize, values: &[f32]) {
+        let at = self.at(batch, row, head);
+        values.iter().enumerate().for_each(|(i, &value)| self.values.set_float(at + i, value));
+    }
+
+    /// `acc + a[0] b[0] + ..` under a model, the factors rounded to the type of this tensor.
+    fn chain(&self, model: NumericModel, a: &[f32], b: &[f32], acc: f32) -> f32 {
+        let codes = |x: &[f32]| x.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>();
+        match self.values.dtype() {
+            DType::F32 => mma::dot_f32(a, b, acc),
+            _ => mma::dot_bf16(model, &codes(a), &codes(b), acc),
+        }
+    }
+}
+
+/// The first key that each token sees, within its sequence.
+fn starts(memory: &dyn Backend, start: Option<&Tensor>, tokens: usize) -> Result<Vec<usize>> {
+    let starts = Values::read_opt(memory, start)?;
+    Ok((0..tokens).map(|token| starts.as_ref().map_or(0, |starts| starts.word(token) as usize)).collect())
+}
+
+impl AttentionForward<'_> {
+    /// The specification.
+    fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let AttentionShape { batch, sequence, heads, kv_heads, qk_dim, v_dim, scale } = self.shape;
+        let model = memory.caps().numerics;
+        let read = |tensor, dim| Heads::read(memory, tensor, self.shape, dim);
+        let (q, k, v) = (read(self.q, qk_dim)?, read(self.k, qk_dim)?, read(self.v, v_dim)?);
+        let starts = starts(memory, self.start, batch * sequence)?;
+        let (mut out, mut lse) = (read(self.out, v_dim)?, read(self.lse, 1)?);
+        for (batch, row) in (0..batch).flat_map(|batch| (0..sequence).map(move |row| (batch, row))) {
+            for head in 0..heads {
+                let (kv_head, query) = (head * kv_heads / heads, q.row(batch, row, head));
+                let (mut softmax, mut sums) = (OnlineSoftmax::EMPTY, vec![0.0; v_dim]);
+                for first in (0..sequence).step_by(KEY_TILE) {
+                    let tile = first..sequence.min(first + KEY_TILE);
+                    let seen = visible(row, starts[batch * sequence + row], &tile);
+                    if seen.is_empty() {
+                        continue;
+                    }
+                    let score = |key| q.chain(model, &query, &k.row(batch, key, kv_head), 0.0);
+                    let mut p: Vec<f32> = tile.clone().map(score).collect();
+                    let alpha = softmax.advance(scale, &mut p, seen.clone());
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        let values = v.column(batch, kv_head, i, tile.clone(), |key| seen.contains(&(key - first)));
+                        *sum = v.chain(model, &p, &values, *sum * alpha);
+                    }
+                }
+                lse.set_row(batch, row, head, &[softmax.finish(&mut sums)]);
+                out.set_row(batch, row, head, &sums);
+            }
+        }
+        out.values.write(memory)?;
+        lse.values.write(memory)
+    }
+}
+
+impl AttentionBackward<'_> {
+    /// The specification.
+    fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let AttentionShape { batch, sequence, heads, kv_heads, qk_dim, v_dim, scale } = self.shape;
+        let (model, group) = (memory.caps().numerics, heads / kv_heads);
+        let read = |tensor, dim| Heads::read(memory, tensor, self.shape, dim);
+        let (q, k, v) = (read(self.q, qk_dim)?, read(self.k, qk_dim)?, read(self.v, v_dim)?);
+        let (out, lse, d_out) = (read(self.out, v_dim)?, read(self.lse, 1)?, read(self.d_out, v_dim)?);
+        let starts = starts(memory, self.start, batch * sequence)?;
+        let (mut d_q, mut d_k, mut d_v) = (read(self.d_q, qk_dim)?, read(self.d_k, qk_dim)?, read(self.d_v, v_dim)?);
+        for (batch, kv_head) in (0..batch).flat_map(|batch| (0..kv_heads).map(move |kv_head| (batch, kv_head))) {
+            let sees = |row: usize, key: usize| starts[batch * sequence + row] <= key && key <= row;
+            // The sums of each key, which go on from head to head.
+            let (mut k_sums, mut v_sums) = (vec![vec![0.0; qk_dim]; sequence], vec![vec![0.0; v_dim]; sequence]);
+            for head in kv_head * group..(kv_head + 1) * group {
+                // `[row, key]`.
+                let (mut p, mut ds) = (Vec::new(), Vec::new());
+                for row in 0..sequence {
+                    let (query, d) = (q.row(batch, row, head), d_out.row(batch, row, head));
+                    let result = out.row(batch, row, head);
+                    let delta = reduce::row(v_dim, |i| d[i] * result[i]);
+                    let products = |key| q.chain(model, &query, &k.row(batch, key, kv_head), 0.0);
+                    let mut p_row: Vec<f32> = (0..sequence).map(products).collect();
+                    let products = |key| v.chain(model, &d, &v.row(batch, key, kv_head), 0.0);
+                    let mut ds_row: Vec<f32> = (0..sequence).map(products).collect();
+                    let seen = visible(row, starts[batch * sequence + row], &(0..sequence));
+                    differentiate(scale, lse.row(batch, row, head)[0], delta, &mut p_row, &mut ds_row, seen);
+                    let d_query = |i| {
+                        let keys = k.column(batch, kv_head, i, 0..sequence, |key| sees(row, key));
+                        (k.chain(model, &ds_row, &keys, 0.0) + 0.0) * scale
+                    };
+                    d_q.set_row(batch, row, head, &(0..qk_dim).map(d_query).collect::<Vec<_>>());
+                    p.push(p_row);
+                    ds.push(ds_row);
+                }
+                for key in 0..sequence {
+                    let of_key = |all: &[Vec<f32>]| all.iter().map(|row| row[key]).collect::<Vec<_>>();
+                    let (p, ds) = (of_key(&p), of_key(&ds));
+                    for (i, sum) in k_sums[key].iter_mut().enumerate() {
+                        let queries = q.column(batch, head, i, 0..sequence, |row| sees(row, key));
+                        *sum = q.chain(model, &ds, &queries, *sum);
+                    }
+                    for (i, sum) in v_sums[key].iter_mut().enumerate() {
+                        let gradients = d_out.column(batch, head, i, 0..sequence, |row| sees(row, key));
+                        *sum = d_out.chain(model, &p, &gradients, *sum);
+                    }
+                }
+            }
+            for (key, (k_sums, v_sums)) in k_sums.iter().zip(&v_sums).enumerate() {
+                let scaled = k_sums.iter().map(|sum| (sum + 0.0) * scale).collect::<Vec<_>>();
+                d_k.set_row(batch, key, kv_head, &scaled);
+                d_v.set_row(batch, key, kv_head, &v_sums.iter().map(|sum| sum + 0.0).collect::<Vec<_>>());
+            }
+        }
+        [d_q, d_k, d_v].iter().try_for_each(|heads| heads.values.write(memory))
     }
 }

@@ -1,8 +1,14 @@
 //! Block quantization of ragged groups of rows. NUMERICS.md, "Block formats".
 
-use super::{Arg, Checked, DType, FLOAT, distinct, number};
+use std::ops::Range;
+
+use super::arguments::{op, queued, tensors};
+use super::{Arg, Checked, DType, FLOAT, Values, distinct, number};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
+use crate::numerics::blocks::{self, Format, Fp8Block, Mxfp8, Nvfp4};
+use crate::numerics::e4m3;
+use crate::launch::word;
 use crate::tensor::Tensor;
 
 /// A block format and the options that change its bits.
@@ -50,6 +56,8 @@ pub struct RowBlocks<'a> {
     pub scales: &'a Tensor,
 }
 
+tensors!(RowBlocks: tensor(codes, scales));
+
 /// Where the column-wise result goes: blocks run along the rows and never span two groups. Each group starts at a
 /// multiple of the block in the result; the rows that pad a group hold zero codes.
 ///
@@ -68,6 +76,8 @@ pub struct ColumnBlocks<'a> {
     /// u32 `[groups + 1]`, written: the groups' offsets in the padded result. None for stacked matrices.
     pub offsets: Option<&'a Tensor>,
 }
+
+tensors!(ColumnBlocks: tensor(codes, scales, offsets));
 
 /// Quantizes ragged groups of rows, or a stack of matrices, row-wise, column-wise or both in one pass.
 ///
@@ -99,7 +109,11 @@ pub struct GroupQuantize<'a> {
     pub amax: Option<&'a Tensor>,
 }
 
+op!(GroupQuantize: read(x, offsets), write(row, column, amax), value(format, square));
+
 const OP: &str = "group_quantize";
+
+queued!(GroupQuantize, named OP, by group_quantize);
 
 impl<'a> GroupQuantize<'a> {
     /// Rows that a column-wise result needs in the worst case for `rows` rows in `groups` groups.
@@ -236,6 +250,128 @@ impl<'a> GroupQuantize<'a> {
         Ok(())
     }
 
+    /// The specification.
+    pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let x = Values::read(memory, self.x)?.floats();
+        let groups = match Values::read_opt(memory, self.offsets)? {
+            Some(offsets) => offsets.words().windows(2).map(|of| of[0] as usize..of[1] as usize).collect(),
+            None => {
+                let n = self.x.shape()[1];
+                (0..self.x.shape()[0]).map(|g| g * n..(g + 1) * n).collect()
+            }
+        };
+        let input = Input { x, groups, cols: self.x.cols() };
+        match self.format {
+            BlockFormat::Mxfp8 { floor } => self.quantize(memory, &input, &Mxfp8 { floor }),
+            BlockFormat::Fp8Block { f32_scale } => self.quantize(memory, &input, &Fp8Block { f32_scale }),
+            BlockFormat::Nvfp4 { stochastic } => {
+                let amax = blocks::amax(&input.x[..input.rows() * input.cols]);
+                if let Some(out) = self.amax {
+                    let mut out = Values::read(memory, out)?;
+                    out.set_float(0, amax);
+                    out.write(memory)?;
+                }
+                self.quantize(memory, &input, &Nvfp4::new(amax, stochastic))
+            }
+        }
+    }
+
+    fn quantize<F: Format>(&self, memory: &dyn Backend, input: &Input, format: &F) -> Result<()> {
+        if let Some(RowBlocks { codes, scales }) = self.row {
+            let (mut codes, mut scales) = (Values::read(memory, codes)?, Values::read(memory, scales)?);
+            self.rows(input, format, &mut codes, &mut scales);
+            codes.write(memory)?;
+            scales.write(memory)?;
+        }
+        if let Some(ColumnBlocks { codes, scales, offsets }) = self.column {
+            let (mut codes, mut scales) = (Values::read(memory, codes)?, Values::read(memory, scales)?);
+            let mut offsets = Values::read_opt(memory, offsets)?;
+            self.columns(input, format, &mut codes, &mut scales, offsets.as_mut());
+            codes.write(memory)?;
+            scales.write(memory)?;
+            offsets.map_or(Ok(()), |offsets| offsets.write(memory))?;
+        }
+        Ok(())
+    }
+
+    /// One scale for each square, instead of one for each of its rows or columns.
+    fn scales_of_squares(&self) -> bool {
+        self.square && matches!(self.format, BlockFormat::Fp8Block { .. })
+    }
+
+    fn rows<F: Format>(&self, input: &Input, format: &F, codes: &mut Values<'_>, scales: &mut Values<'_>) {
+        let (cols, across) = (input.cols, input.cols.div_ceil(F::BLOCK));
+        for (row, block) in (0..input.rows()).flat_map(|row| (0..across).map(move |block| (row, block))) {
+            let at = block * F::BLOCK..cols.min((block + 1) * F::BLOCK);
+            let amax = match self.square {
+                true => input.amax_of_square(row, at.start, F::BLOCK),
+                false => input.amax(row..row + 1, at.clone()),
+            };
+            let (scale, factor) = format.scale(amax);
+            let place = if self.scales_of_squares() {
+                let n = self.x.shape()[1];
+                (row / n * n.div_ceil(F::BLOCK) + row % n / F::BLOCK) * across + block
+            } else {
+                row * across + block
+            };
+            set_scale(scales, place, &scale);
+            let at = row * cols + at.start..row * cols + at.end;
+            let bytes = at.start / F::PER_BYTE..at.end / F::PER_BYTE;
+            format.encode(&input.x[at], factor, (row * across + block) as u64, &mut codes.bytes_mut()[bytes]);
+        }
+    }
+
+    fn columns<F: Format>(
+        &self,
+        input: &Input,
+        format: &F,
+        codes: &mut Values<'_>,
+        scales: &mut Values<'_>,
+        mut offsets: Option<&mut Values<'_>>,
+    ) {
+        let (cols, block) = (input.cols, F::BLOCK);
+        let transposed = matches!(self.format, BlockFormat::Fp8Block { .. });
+        let ragged = offsets.is_some();
+        // Rows of a matrix of the result: one of each group, or one of all groups, each padded to whole blocks.
+        let matrices = if ragged { 1 } else { input.groups.len() };
+        let height = codes.len() / (matrices * cols).max(1);
+        let (mut start, down) = (0, height.div_ceil(block));
+        for (g, group) in input.groups.iter().enumerate() {
+            let matrix = if ragged { 0 } else { g };
+            if let Some(offsets) = &mut offsets {
+                offsets.set_word(g, word(start));
+            }
+            for (first, col) in group.clone().step_by(block).flat_map(|first| (0..cols).map(move |col| (first, col))) {
+                let rows = first..group.end.min(first + block);
+                let amax = match self.square {
+                    true => input.amax_of_square(first, col, block),
+                    false => input.amax(rows.clone(), col..col + 1),
+                };
+                let (scale, factor) = format.scale(amax);
+                let to = start + first - group.start;
+                let place = match (transposed, self.square) {
+                    (true, true) => (matrix * cols.div_ceil(block) + col / block) * down + to / block,
+                    (true, false) => (matrix * cols + col) * down + to / block,
+                    (false, _) => (matrix * down + to / block) * cols + col,
+                };
+                set_scale(scales, place, &scale);
+                for i in 0..if ragged { block } else { rows.len() } {
+                    let row = first + i;
+                    let code = if row < rows.end { e4m3::from_f32(input.x[row * cols + col] * factor) } else { 0 };
+                    let place = match transposed {
+                        true => (matrix * cols + col) * height + to + i,
+                        false => (matrix * height + to + i) * cols + col,
+                    };
+                    codes.bytes_mut()[place] = code;
+                }
+            }
+            start += if ragged { group.len().next_multiple_of(block) } else { 0 };
+        }
+        if let Some(offsets) = offsets {
+            offsets.set_word(input.groups.len(), word(start));
+        }
+    }
+
     /// Checks and queues.
     ///
     /// # Errors
@@ -244,4 +380,34 @@ impl<'a> GroupQuantize<'a> {
         let _span = tracing::trace_span!(OP, format = ?self.format, x = ?self.x).entered();
         backend.group_quantize(&self.check(backend.caps())?)
     }
+}
+
+/// What the specification reads.
+struct Input {
+    x: Vec<f32>,
+    cols: usize,
+    /// The rows of each group.
+    groups: Vec<Range<usize>>,
+}
+
+impl Input {
+    /// Rows in all groups.
+    fn rows(&self) -> usize {
+        self.groups.last().map_or(0, |last| last.end)
+    }
+
+    fn amax(&self, rows: Range<usize>, cols: Range<usize>) -> f32 {
+        rows.map(|r| blocks::amax(&self.x[r * self.cols..][cols.clone()])).fold(0.0, f32::max)
+    }
+
+    /// The amax of the square around an element, within its matrix.
+    fn amax_of_square(&self, row: usize, col: usize, block: usize) -> f32 {
+        let n = self.rows() / self.groups.len();
+        let (matrix, down, across) = (row / n * n, row % n / block * block, col / block * block);
+        self.amax(matrix + down..matrix + n.min(down + block), across..self.cols.min(across + block))
+    }
+}
+
+fn set_scale<S: bytemuck::NoUninit>(scales: &mut Values<'_>, place: usize, scale: &S) {
+    scales.bytes_mut()[place * size_of::<S>()..(place + 1) * size_of::<S>()].copy_from_slice(bytemuck::bytes_of(scale));
 }

@@ -3,9 +3,17 @@
 //! The rows of a group are the tokens of one expert. One call covers every group; the group sizes stay on the device.
 //! A dense product is a grouped product with one group.
 
-use super::{Arg, Checked, DType, FLOAT, distinct, number};
+mod product;
+
+pub use product::{Product, Ragged, Side};
+
+use std::ops::Range;
+
+use super::arguments::{Access, Field, FieldName, Use, View, op, queued};
+use super::{Arg, Checked, DType, FLOAT, Values, distinct, number};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
+use crate::numerics::{NumericModel, bf16, e4m3, mma, ue8m0};
 use crate::tensor::Tensor;
 
 /// Which of the three products of a linear layer `y = x w^T` is meant.
@@ -84,11 +92,42 @@ impl<'a> Operand<'a> {
     }
 
     fn tensors(&self) -> Vec<&'a Tensor> {
-        match *self {
-            Operand::Plain { values, gather } => std::iter::once(values).chain(gather).collect(),
-            Operand::Mxfp8 { codes, scales } => vec![codes, scales],
-            Operand::Fp8Block { codes, scale_inv } => vec![codes, scale_inv],
+        let mut tensors = Vec::new();
+        self.visit(FieldName::new("operand"), Access::Read, &mut |one| tensors.push(one.tensor));
+        tensors
+    }
+}
+
+impl<'a> Field<'a> for Operand<'a> {
+    type Over<'b> = Operand<'b>;
+
+    fn visit(self, field: FieldName, access: Access, visit: &mut dyn FnMut(Use<'a>)) {
+        match self {
+            Operand::Plain { values, gather } => {
+                values.visit(field.within("values"), access, visit);
+                gather.visit(field.within("gather"), access, visit);
+            }
+            Operand::Mxfp8 { codes, scales } => {
+                codes.visit(field.within("codes"), access, visit);
+                scales.visit(field.within("scales"), access, visit);
+            }
+            Operand::Fp8Block { codes, scale_inv } => {
+                codes.visit(field.within("codes"), access, visit);
+                scale_inv.visit(field.within("scale_inv"), access, visit);
+            }
         }
+    }
+
+    fn with_tensors<'b>(self, view: View<'a, 'b, '_>) -> Result<Operand<'b>> {
+        Ok(match self {
+            Operand::Plain { values, gather } => {
+                Operand::Plain { values: view(values)?, gather: gather.with_tensors(view)? }
+            }
+            Operand::Mxfp8 { codes, scales } => Operand::Mxfp8 { codes: view(codes)?, scales: view(scales)? },
+            Operand::Fp8Block { codes, scale_inv } => {
+                Operand::Fp8Block { codes: view(codes)?, scale_inv: view(scale_inv)? }
+            }
+        })
     }
 }
 
@@ -123,33 +162,20 @@ pub struct GroupedGemm<'a> {
     pub accumulate: bool,
 }
 
-/// The extents of a checked product. `m x n` outputs per group with a chain of `k` terms, in the words of a BLAS.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extents {
-    /// Number of groups.
-    pub groups: usize,
-    /// Rows that the ragged operand's index space holds (an upper bound of `offsets[groups]`).
-    pub rows: usize,
-    /// Columns of the layer's output (`n` of [`GemmKind`]).
-    pub n: usize,
-    /// Columns of the layer's input (`k` of [`GemmKind`]).
-    pub k: usize,
-}
+op!(GroupedGemm: read(a, b, offsets), update(out), value(kind, accumulate));
 
 const OP: &str = "grouped_gemm";
 
+queued!(GroupedGemm, named OP, by grouped_gemm);
+
 impl<'a> GroupedGemm<'a> {
-    /// Groups, rows, n and k, as the shapes of `out`, `a` and `offsets` give them.
-    pub fn extents(&self) -> Extents {
+    /// The product that the shapes of `out`, `a` and `offsets` make.
+    pub fn product(&self) -> Product {
         let groups = self.offsets.len().saturating_sub(1);
         let last = |t: &Tensor, back: usize| t.shape().len().checked_sub(back).map_or(0, |i| t.shape()[i]);
-        match self.kind {
-            GemmKind::Forward => {
-                Extents { groups, rows: self.out.rows(), n: self.out.cols(), k: self.a.elements().cols() }
-            }
-            GemmKind::Dgrad => {
-                Extents { groups, rows: self.out.rows(), n: self.a.elements().cols(), k: self.out.cols() }
-            }
+        let (rows, n, k) = match self.kind {
+            GemmKind::Forward => (self.out.rows(), self.out.cols(), self.a.elements().cols()),
+            GemmKind::Dgrad => (self.out.rows(), self.a.elements().cols(), self.out.cols()),
             GemmKind::Wgrad => {
                 let rows = match self.a {
                     Operand::Plain { gather: Some(index), .. } => index.len(),
@@ -159,9 +185,10 @@ impl<'a> GroupedGemm<'a> {
                         _ => self.a.elements().rows(),
                     },
                 };
-                Extents { groups, rows, n: last(self.out, 2), k: last(self.out, 1) }
+                (rows, last(self.out, 2), last(self.out, 1))
             }
-        }
+        };
+        self.kind.product(groups, rows, n, k)
     }
 
     /// Checks the arguments.
@@ -169,7 +196,7 @@ impl<'a> GroupedGemm<'a> {
     /// # Errors
     /// See the type.
     pub fn check(self, _caps: &Caps) -> Result<Checked<Self>> {
-        let Extents { groups, rows, n, k } = self.extents();
+        let product = self.product();
         let meaning = match self.kind {
             GemmKind::Forward => ["[rows, k]", "[groups, n, k]", "[rows, n]"],
             GemmKind::Dgrad => ["[rows, n]", "[groups, n, k]", "[rows, k]"],
@@ -177,20 +204,10 @@ impl<'a> GroupedGemm<'a> {
         };
         Arg::new(OP, "offsets", self.offsets).dtype(&[DType::U32])?;
         number(OP, "offsets", self.offsets.len() >= 2, "at least 2 entries (groups + 1)", self.offsets.len())?;
-        let (a_plain, b_plain, out): (&[usize], &[usize], &[usize]) = match self.kind {
-            GemmKind::Forward => (&[rows, k], &[groups, n, k], &[rows, n]),
-            GemmKind::Dgrad => (&[rows, n], &[groups, n, k], &[rows, k]),
-            GemmKind::Wgrad => (&[rows, n], &[rows, k], &[groups, n, k]),
-        };
-        // The dimension of each plain operand along which the chain runs.
-        let (a_chain, b_chain) = match self.kind {
-            GemmKind::Forward => (1, 2),
-            GemmKind::Dgrad => (1, 1),
-            GemmKind::Wgrad => (0, 0),
-        };
-        check_operand("a", self.a, a_plain, a_chain, meaning[0], true)?;
-        check_operand("b", self.b, b_plain, b_chain, meaning[1], self.kind == GemmKind::Wgrad)?;
-        Arg::new(OP, "out", self.out).dtype(FLOAT)?.shape(out, meaning[2])?;
+        let [a, b] = product.sides;
+        check_operand("a", self.a, a, meaning[0])?;
+        check_operand("b", self.b, b, meaning[1])?;
+        Arg::new(OP, "out", self.out).dtype(FLOAT)?.shape(&product.out_shape(), meaning[2])?;
         number(
             OP,
             "out",
@@ -219,6 +236,32 @@ impl<'a> GroupedGemm<'a> {
         Ok(Checked::new(self))
     }
 
+    /// The specification.
+    pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let Product { groups, m, n, k, sides, .. } = self.product();
+        let offsets = Values::read(memory, self.offsets)?;
+        let [a, b] =
+            [(self.a, sides[0]), (self.b, sides[1])].map(|(operand, side)| Factor::read(memory, operand, side));
+        let (a, b, mut out) = (a?, b?, Values::read(memory, self.out)?);
+        for group in 0..groups {
+            let members = offsets.word(group) as usize..offsets.word(group + 1) as usize;
+            let (rows, chain, first) = match self.kind {
+                GemmKind::Forward | GemmKind::Dgrad => (members, 0..k, 0),
+                GemmKind::Wgrad => (0..m, members, group * m),
+            };
+            for (i, j) in rows.flat_map(|i| (0..n).map(move |j| (i, j))) {
+                let at = (first + i) * n + j;
+                let result = dot(memory.caps().numerics, &a.line(group, i, &chain), &b.line(group, j, &chain));
+                if !self.accumulate {
+                    out.set_float(at, result);
+                } else if !chain.is_empty() {
+                    out.set_float(at, out.float(at) + result);
+                }
+            }
+        }
+        out.write(memory)
+    }
+
     /// Checks and queues.
     ///
     /// # Errors
@@ -229,21 +272,15 @@ impl<'a> GroupedGemm<'a> {
     }
 }
 
-/// `plain`: the operand's shape without quantization; `chain`: its dimension along which the product sums.
-fn check_operand(
-    field: &'static str,
-    operand: Operand<'_>,
-    plain: &[usize],
-    chain: usize,
-    meaning: &str,
-    ragged: bool,
-) -> Result<()> {
-    let blocks = |len: usize, block: usize| len.div_ceil(block);
+/// The shape of an operand, and of its scales.
+fn check_operand(field: &'static str, operand: Operand<'_>, side: Side, meaning: &str) -> Result<()> {
+    let plain = side.shape();
     match operand {
         Operand::Plain { values, gather: None } => {
-            Arg::new(OP, field, values).dtype(FLOAT)?.shape(plain, meaning)?;
+            Arg::new(OP, field, values).dtype(FLOAT)?.shape(&plain, meaning)?;
         }
         Operand::Plain { values, gather: Some(index) } => {
+            let ragged = side.ragged != Ragged::Stacked;
             number(OP, field, ragged, "no gather: only ragged operands are gathered", "a gather")?;
             Arg::new(OP, field, values).dtype(FLOAT)?;
             number(
@@ -256,31 +293,109 @@ fn check_operand(
             Arg::new(OP, "gather", index).dtype(&[DType::U32])?.len(plain[0], "one source row for each row")?;
         }
         Operand::Mxfp8 { codes, scales } => {
-            Arg::new(OP, field, codes).dtype(&[DType::E4m3])?.shape(plain, meaning)?;
-            number(OP, field, plain[chain].is_multiple_of(32), "a multiple of 32 along the chain", plain[chain])?;
-            let mut shape = plain.to_vec();
-            shape[chain] /= 32;
+            Arg::new(OP, field, codes).dtype(&[DType::E4m3])?.shape(&plain, meaning)?;
+            number(OP, field, side.chain.is_multiple_of(32), "a multiple of 32 along the chain", side.chain)?;
             Arg::new(OP, "scales", scales)
                 .dtype(&[DType::Ue8m0])?
-                .shape(&shape, &format!("{meaning}, the chain divided by 32"))?;
+                .shape(&side.mxfp8_scales().shape(), &format!("{meaning}, the chain divided by 32"))?;
         }
         Operand::Fp8Block { codes, scale_inv } => {
-            // The chain's dimension moves to the end.
-            let mut shape = plain.to_vec();
-            let length = shape.remove(chain);
-            shape.push(length);
             Arg::new(OP, field, codes)
                 .dtype(&[DType::E4m3])?
-                .shape(&shape, &format!("{meaning} with the chain's dimension last"))?;
-            let last = shape.len() - 1;
-            shape[last] = blocks(length, 128);
-            if shape.len() == 3 {
-                shape[1] = blocks(shape[1], 128);
-            }
+                .shape(&side.chain_last().shape(), &format!("{meaning} with the chain's dimension last"))?;
             Arg::new(OP, "scale_inv", scale_inv)
                 .dtype(&[DType::F32])?
-                .shape(&shape, "one for each 1x128 (rows) or 128x128 (weights) block")?;
+                .shape(&side.fp8_scales().shape(), "one for each 1x128 (rows) or 128x128 (weights) block")?;
         }
     }
     Ok(())
+}
+
+/// A factor, read for the specification.
+enum Factor<'a> {
+    Plain { side: Side, values: Values<'a>, gather: Option<Values<'a>> },
+    Mxfp8 { side: Side, codes: Values<'a>, scales: Values<'a> },
+    Fp8Block { side: Side, codes: Values<'a>, scale_inv: Values<'a> },
+}
+
+/// The elements of one row (or column) of an output along its chain, with the scale of each block of a quantized factor.
+enum Line {
+    F32(Vec<f32>),
+    Bf16(Vec<u16>),
+    Mxfp8(Vec<u8>, Vec<u8>),
+    Fp8Block(Vec<u8>, Vec<f32>),
+}
+
+impl<'a> Factor<'a> {
+    fn read(memory: &dyn Backend, operand: Operand<'a>, side: Side) -> Result<Factor<'a>> {
+        let read = |tensor| Values::read(memory, tensor);
+        Ok(match operand {
+            Operand::Plain { values, gather } => {
+                Factor::Plain { side, values: read(values)?, gather: Values::read_opt(memory, gather)? }
+            }
+            Operand::Mxfp8 { codes, scales } => Factor::Mxfp8 { side, codes: read(codes)?, scales: read(scales)? },
+            Operand::Fp8Block { codes, scale_inv } => {
+                Factor::Fp8Block { side: side.chain_last(), codes: read(codes)?, scale_inv: read(scale_inv)? }
+            }
+        })
+    }
+
+    /// Row i of a group's factor along a part of the chain.
+    fn line(&self, group: usize, i: usize, chain: &Range<usize>) -> Line {
+        match self {
+            Factor::Plain { side, values, gather } => {
+                let place = |t: usize| match (gather, side.ragged) {
+                    (Some(gather), Ragged::Rows) => side.place(group, gather.word(i) as usize, t),
+                    (Some(gather), Ragged::Chain) => side.place(group, i, gather.word(t) as usize),
+                    _ => side.place(group, i, t),
+                };
+                match values.dtype() {
+                    DType::F32 => Line::F32(chain.clone().map(|t| values.float(place(t))).collect()),
+                    _ => Line::Bf16(chain.clone().map(|t| values.bf16(place(t))).collect()),
+                }
+            }
+            Factor::Mxfp8 { side, codes, scales } => Line::Mxfp8(
+                chain.clone().map(|t| codes.bytes()[side.place(group, i, t)]).collect(),
+                chain
+                    .clone()
+                    .step_by(32)
+                    .map(|t| scales.bytes()[side.mxfp8_scales().place(group, i, t / 32)])
+                    .collect(),
+            ),
+            Factor::Fp8Block { side, codes, scale_inv } => {
+                // The scales of a weight also span 128 of its rows.
+                let row = if side.ragged == Ragged::Stacked { i / 128 } else { i };
+                let blocks = chain.clone().step_by(128);
+                Line::Fp8Block(
+                    chain.clone().map(|t| codes.bytes()[side.place(group, i, t)]).collect(),
+                    blocks.map(|t| scale_inv.float(side.fp8_scales().place(group, row, t / 128))).collect(),
+                )
+            }
+        }
+    }
+}
+
+/// One element of the output: a chain from zero.
+fn dot(model: NumericModel, a: &Line, b: &Line) -> f32 {
+    match (a, b) {
+        (Line::F32(a), Line::F32(b)) => mma::dot_f32(a, b, 0.0),
+        (Line::Bf16(a), Line::Bf16(b)) => mma::dot_bf16(model, a, b, 0.0),
+        (Line::Mxfp8(a, a_scales), Line::Mxfp8(b, b_scales)) if model == NumericModel::Blackwell => {
+            mma::dot_mxfp8(a, a_scales, b, b_scales, 0.0)
+        }
+        (Line::Mxfp8(a, a_scales), Line::Mxfp8(b, b_scales)) => {
+            let values = |codes: &[u8], scales: &[u8]| -> Vec<u16> {
+                let value = |(t, &code): (usize, &u8)| e4m3::to_f32(code) * ue8m0::to_f32(scales[t / 32]);
+                codes.iter().enumerate().map(value).map(bf16::from_f32).collect()
+            };
+            mma::dot_bf16(model, &values(a, a_scales), &values(b, b_scales), 0.0)
+        }
+        (Line::Fp8Block(a, a_scales), Line::Fp8Block(b, b_scales)) => {
+            let blocks = a.chunks(128).zip(b.chunks(128)).zip(a_scales.iter().zip(b_scales));
+            blocks.fold(0.0, |acc, ((a, b), (a_scale, b_scale))| {
+                mma::dot_e4m3(model, a, b, 0.0).mul_add(a_scale * b_scale, acc)
+            })
+        }
+        _ => unreachable!("the factors of a checked product have one format"),
+    }
 }

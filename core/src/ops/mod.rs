@@ -4,24 +4,27 @@
 //! a [`Checked`] op. An output never shares a buffer with another operand, unless the op says that it works in place.
 
 mod all_to_all;
+mod arguments;
 mod attention;
 mod group_quantize;
 mod grouped_gemm;
 mod map;
 mod offload;
-mod outputs;
 mod route;
+mod values;
 
 pub use all_to_all::{AllToAll, Counts};
+pub use arguments::{Access, FieldName, Op, Use, View};
 pub use attention::{Attention, AttentionBackward, AttentionForward, AttentionShape, KEY_TILE};
 pub(crate) use attention::{OnlineSoftmax, differentiate, visible};
 pub use group_quantize::{BlockFormat, ColumnBlocks, GroupQuantize, RowBlocks};
-pub use grouped_gemm::{Extents, GemmKind, GroupedGemm, Operand};
+pub use grouped_gemm::{GemmKind, GroupedGemm, Operand, Product, Ragged, Side};
 pub use map::*;
 pub use offload::Offload;
-pub use outputs::Output;
+pub(crate) use route::known;
 pub use route::{Balance, Layout, NONE, Plan, Route, Score, TopK, TopKGrad, Window};
-pub(crate) use route::{Chooser, GUARD, Sequence, known};
+
+use values::Values;
 
 use crate::error::{Error, Result, ensure};
 use crate::tensor::{DType, Tensor};

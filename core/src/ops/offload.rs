@@ -1,6 +1,7 @@
 //! Movement of activations between device and host memory.
 
-use super::{Arg, Checked, distinct, number};
+use super::arguments::{op, queued};
+use super::{Arg, Checked, Values, distinct, number};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
 use crate::tensor::{Memory, Tensor};
@@ -23,7 +24,11 @@ pub struct Offload<'a> {
     pub to: &'a Tensor,
 }
 
+op!(Offload: read(from), write(to));
+
 const OP: &str = "offload";
+
+queued!(Offload, named OP, by offload);
 
 impl Offload<'_> {
     /// Checks the arguments.
@@ -42,6 +47,13 @@ impl Offload<'_> {
         )?;
         distinct(OP, "to", self.to, &[self.from])?;
         Ok(Checked::new(self))
+    }
+
+    /// The specification.
+    pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let (from, mut to) = (Values::read(memory, self.from)?, Values::read(memory, self.to)?);
+        to.bytes_mut().copy_from_slice(from.bytes());
+        to.write(memory)
     }
 
     /// Checks and queues.

@@ -5,6 +5,8 @@ use dropless_core::{Backend, Error, NumericModel, Result};
 use dropless_cuda::{Cuda, CudaOptions};
 use dropless_wgpu::{Wgpu, WgpuOptions};
 
+use crate::specification::Specification;
+
 /// The ranks of a backend.
 pub type Ranks = Vec<Box<dyn Backend>>;
 
@@ -19,9 +21,12 @@ pub struct Candidate {
     pub open: fn(usize, NumericModel) -> Result<Ranks>,
 }
 
-/// Every backend but the host.
-pub const UNDER_TEST: &[Candidate] =
-    &[Candidate { name: "wgpu", open: wgpu, ranks: true }, Candidate { name: "cuda", open: cuda, ranks: false }];
+/// Every backend but the host, and what all of them follow: each op's specification, one element after the other.
+pub const UNDER_TEST: &[Candidate] = &[
+    Candidate { name: "specification", open: specification, ranks: true },
+    Candidate { name: "wgpu", open: wgpu, ranks: true },
+    Candidate { name: "cuda", open: cuda, ranks: false },
+];
 
 impl Candidate {
     /// The device in words.
@@ -37,12 +42,17 @@ impl Candidate {
     }
 }
 
-/// The specification.
+/// The host, whose bits every other backend must have.
 ///
 /// # Errors
 /// As [`Host::ranks`].
 pub fn host(ranks: usize, numerics: NumericModel) -> Result<Ranks> {
     Ok(boxed(Host::ranks(ranks, HostOptions { numerics, threads: 1, ..HostOptions::default() })?))
+}
+
+fn specification(ranks: usize, numerics: NumericModel) -> Result<Ranks> {
+    let hosts = Host::ranks(ranks, HostOptions { numerics, threads: 1, ..HostOptions::default() })?;
+    Ok(boxed(hosts.into_iter().map(Specification::new).collect()))
 }
 
 fn wgpu(ranks: usize, numerics: NumericModel) -> Result<Ranks> {

@@ -39,6 +39,9 @@ pub fn draws() -> impl Strategy<Value = Draw> {
     (choices, any::<u64>().no_shrink()).prop_map(|(choices, seed)| Draw { choices, seed })
 }
 
+/// Element types of every size.
+pub const TYPES: [DType; 4] = [DType::F32, DType::U32, DType::Bf16, DType::E4m3];
+
 /// The values that an output holds before its op runs: a NaN where the type has one.
 pub(super) fn unwritten(dtype: DType) -> &'static [u8] {
     match dtype {

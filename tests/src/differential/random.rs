@@ -33,6 +33,18 @@ impl Random {
         }
     }
 
+    /// `len` values, uniform in -scale..scale, as `dtype` holds them.
+    pub fn floats(&mut self, dtype: DType, len: usize, scale: f32) -> Vec<f32> {
+        let unit = |bits: u32| (bits >> 8) as f32 / (1u32 << 23) as f32 - 1.0;
+        let rounded = |x: f32| if dtype == DType::Bf16 { bf16::round(x) } else { x };
+        (0..len).map(|_| rounded(unit(self.bits()) * scale)).collect()
+    }
+
+    /// `len` numbers below `bound`.
+    pub fn indices(&mut self, len: usize, bound: usize) -> Vec<u32> {
+        (0..len).map(|_| self.below(bound) as u32).collect()
+    }
+
     /// The sum of four uniform numbers: mostly within (-2, 2).
     fn ordinary(&mut self) -> f32 {
         ((0..4).map(|_| f64::from(self.bits()) / f64::from(u32::MAX) - 0.5).sum::<f64>() * 2.0) as f32

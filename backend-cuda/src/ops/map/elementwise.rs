@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use dropless_core::launch::Program;
 use dropless_core::ops::{Add, Cast, CopyColumns, Fill};
 use dropless_core::{DType, Result};
 
-use super::{RUN, elements, threads};
+use super::{RUN, RowWise, elements, threads};
 use crate::device::Gpu;
 use crate::kernel::{Binding, FLOAT, Kernel, PRELUDE, RUNS, scalars, word};
 
@@ -57,33 +58,49 @@ pub(crate) static COPY_COLUMNS: Kernel<CopyColumnsScalars> = Kernel::new(
     ],
 );
 
-pub(super) fn cast(gpu: &Arc<Gpu>, op: &Cast<'_>) -> Result<()> {
-    elements(gpu, &CAST, &[Some(op.x), Some(op.out)], &[], |elements| Elements { elements })
+impl RowWise for Cast<'_> {
+    const KERNELS: &'static [&'static Program] = &[&CAST.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        elements(gpu, &CAST, &[Some(self.x), Some(self.out)], &[], |elements| Elements { elements })
+    }
 }
 
-pub(super) fn add(gpu: &Arc<Gpu>, op: &Add<'_>) -> Result<()> {
-    let tensors = [Some(op.a), Some(op.b), op.c, Some(op.out)];
-    elements(gpu, &ADD, &tensors, &[], |elements| Elements { elements })
+impl RowWise for Add<'_> {
+    const KERNELS: &'static [&'static Program] = &[&ADD.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let tensors = [Some(self.a), Some(self.b), self.c, Some(self.out)];
+        elements(gpu, &ADD, &tensors, &[], |elements| Elements { elements })
+    }
 }
 
 /// Other types than floats are filled with zeros only.
-pub(super) fn fill(gpu: &Arc<Gpu>, op: &Fill<'_>) -> Result<()> {
-    let value = op.value.to_bits();
-    if value == 0 {
-        return gpu.fill("fill", op.out, 0);
+impl RowWise for Fill<'_> {
+    const KERNELS: &'static [&'static Program] = &[&FILL.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let value = self.value.to_bits();
+        if value == 0 {
+            return gpu.fill("fill", self.out, 0);
+        }
+        elements(gpu, &FILL, &[Some(self.out)], &[], |elements| FillScalars { elements, value })
     }
-    elements(gpu, &FILL, &[Some(op.out)], &[], |elements| FillScalars { elements, value })
 }
 
-pub(super) fn copy_columns(gpu: &Arc<Gpu>, op: &CopyColumns<'_>) -> Result<()> {
-    let scalars = CopyColumnsScalars {
-        rows: word(op.x.rows()),
-        width: word(op.width),
-        x_columns: word(op.x.cols()),
-        x_column: word(op.x_column),
-        out_columns: word(op.out.cols()),
-        out_column: word(op.out_column),
-    };
-    let runs = op.x.rows() * op.width.div_ceil(RUN);
-    threads(gpu, &COPY_COLUMNS, &[Some(op.x), Some(op.out)], scalars, runs)
+impl RowWise for CopyColumns<'_> {
+    const KERNELS: &'static [&'static Program] = &[&COPY_COLUMNS.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let scalars = CopyColumnsScalars {
+            rows: word(self.x.rows()),
+            width: word(self.width),
+            x_columns: word(self.x.cols()),
+            x_column: word(self.x_column),
+            out_columns: word(self.out.cols()),
+            out_column: word(self.out_column),
+        };
+        let runs = self.x.rows() * self.width.div_ceil(RUN);
+        threads(gpu, &COPY_COLUMNS, &[Some(self.x), Some(self.out)], scalars, runs)
+    }
 }

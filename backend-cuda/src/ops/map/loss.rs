@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use dropless_core::Result;
+use dropless_core::launch::Program;
 use dropless_core::ops::CrossEntropy;
 
+use super::RowWise;
 use crate::device::Gpu;
 use crate::kernel::{Binding, F32, FLOAT, Kernel, Launch, PRELUDE, RUNS, U32, scalars, word};
 
@@ -26,8 +28,12 @@ pub(crate) static CROSS_ENTROPY: Kernel<CrossEntropyScalars> = Kernel::new(
     ],
 );
 
-pub(super) fn cross_entropy(gpu: &Arc<Gpu>, op: &CrossEntropy<'_>) -> Result<()> {
-    let scalars = CrossEntropyScalars { columns: word(op.logits.cols()) };
-    let tensors = [Some(op.logits), Some(op.targets), Some(op.scale), Some(op.loss), op.d_logits];
-    gpu.launch(Launch::new(&CROSS_ENTROPY, scalars, &tensors, op.logits.rows(), 256))
+impl RowWise for CrossEntropy<'_> {
+    const KERNELS: &'static [&'static Program] = &[&CROSS_ENTROPY.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let scalars = CrossEntropyScalars { columns: word(self.logits.cols()) };
+        let tensors = [Some(self.logits), Some(self.targets), Some(self.scale), Some(self.loss), self.d_logits];
+        gpu.launch(Launch::new(&CROSS_ENTROPY, scalars, &tensors, self.logits.rows(), 256))
+    }
 }

@@ -12,36 +12,33 @@ pub(crate) mod swiglu;
 
 use std::sync::Arc;
 
+use dropless_core::launch::Program;
 use dropless_core::ops::{Checked, Map};
 use dropless_core::{Result, Tensor};
 
 use crate::device::Gpu;
 use crate::kernel::{Kernel, Launch, Scalars, word};
 
+/// Every kernel of the row-wise ops.
+#[cfg(test)]
+pub(crate) fn kernels() -> Vec<&'static Program> {
+    let mut all = dropless_core::map_ops!(each Op => <Op<'_> as RowWise>::KERNELS).concat();
+    all.sort_by_key(|one| one.name);
+    all.dedup_by_key(|one| one.name);
+    all
+}
+
 pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<Map<'_>>) -> Result<()> {
-    match &**op {
-        Map::Add(op) => elementwise::add(gpu, op),
-        Map::AdamW(op) => optimizer::adamw(gpu, op),
-        Map::BiasUpdate(op) => optimizer::bias_update(gpu, op),
-        Map::Cast(op) => elementwise::cast(gpu, op),
-        Map::ClipScale(op) => optimizer::clip_scale(gpu, op),
-        Map::Combine(op) => rows::combine(gpu, op),
-        Map::CopyColumns(op) => elementwise::copy_columns(gpu, op),
-        Map::CrossEntropy(op) => loss::cross_entropy(gpu, op),
-        Map::EmbeddingGrad(op) => rows::embedding_grad(gpu, op),
-        Map::Fill(op) => elementwise::fill(gpu, op),
-        Map::GatherRows(op) => rows::gather_rows(gpu, op),
-        Map::Mla(op) => rotary::mla(gpu, op),
-        Map::MlaGrad(op) => rotary::mla_grad(gpu, op),
-        Map::RmsNorm(op) => norm::rms_norm(gpu, op),
-        Map::RmsNormGrad(op) => norm::rms_norm_grad(gpu, op),
-        Map::Rotary(op) => rotary::rotary(gpu, op),
-        Map::SumRows(op) => reduce::sum_rows(gpu, op),
-        Map::SumSquares(op) => reduce::sum_squares(gpu, op),
-        Map::Swiglu(op) => swiglu::swiglu(gpu, op),
-        Map::SwigluGrad(op) => swiglu::swiglu_grad(gpu, op),
-        Map::TreeSum(op) => reduce::tree_sum(gpu, op),
-    }
+    dropless_core::map_ops!(match &**op, op => op.queue(gpu))
+}
+
+/// A row-wise op on this device.
+trait RowWise {
+    /// Every kernel that it runs.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the tests compile them"))]
+    const KERNELS: &'static [&'static Program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()>;
 }
 
 /// Threads of a block, in all kernels here that do not say otherwise.

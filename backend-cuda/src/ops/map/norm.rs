@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use dropless_core::Result;
+use dropless_core::launch::Program;
 use dropless_core::ops::{RmsNorm, RmsNormGrad};
 
 use super::reduce::{Blocks, Target};
-use super::{RUN, Reads, threads, warps};
+use super::{RUN, Reads, RowWise, threads, warps};
 use crate::device::Gpu;
 use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, RUNS, TOKEN_SUM, scalars, word};
 
@@ -58,26 +59,41 @@ pub(crate) static RMS_NORM_GRAD_WEIGHT: Kernel<RmsNormWeightScalars> = Kernel::n
     &[Binding::read("dy", FLOAT), Binding::read("x", FLOAT), Binding::read("rstd", F32), Binding::write("sums", F32)],
 );
 
-pub(super) fn rms_norm(gpu: &Arc<Gpu>, op: &RmsNorm<'_>) -> Result<()> {
-    let count = op.x.rows();
-    let scalars = RmsNormScalars { rows: word(count), columns: word(op.x.cols()), eps: op.eps.to_bits() };
-    warps(gpu, &RMS_NORM, &[Some(op.x), Some(op.weight), Some(op.out), Some(op.rstd)], scalars, count, Reads::Twice)
+impl RowWise for RmsNorm<'_> {
+    const KERNELS: &'static [&'static Program] = &[&RMS_NORM.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let count = self.x.rows();
+        let scalars = RmsNormScalars { rows: word(count), columns: word(self.x.cols()), eps: self.eps.to_bits() };
+        warps(
+            gpu,
+            &RMS_NORM,
+            &[Some(self.x), Some(self.weight), Some(self.out), Some(self.rstd)],
+            scalars,
+            count,
+            Reads::Twice,
+        )
+    }
 }
 
-pub(super) fn rms_norm_grad(gpu: &Arc<Gpu>, op: &RmsNormGrad<'_>) -> Result<()> {
-    let (count, columns) = (op.x.rows(), op.x.cols());
-    let scalars = RmsNormGradScalars { rows: word(count), columns: word(columns) };
-    let tensors = [Some(op.dy), Some(op.x), Some(op.weight), Some(op.rstd), op.residual, Some(op.dx)];
-    warps(gpu, &RMS_NORM_GRAD, &tensors, scalars, count, Reads::Twice)?;
+impl RowWise for RmsNormGrad<'_> {
+    const KERNELS: &'static [&'static Program] = &[&RMS_NORM_GRAD.program, &RMS_NORM_GRAD_WEIGHT.program];
 
-    let blocks = Blocks::new(count, columns, op.d_weight.rows());
-    let sums = blocks.sums(gpu)?;
-    let scalars = RmsNormWeightScalars {
-        blocks: word(blocks.count()),
-        columns: word(columns),
-        group_rows: word(blocks.group_rows),
-    };
-    let tensors = [Some(op.dy), Some(op.x), Some(op.rstd), Some(&sums)];
-    threads(gpu, &RMS_NORM_GRAD_WEIGHT, &tensors, scalars, blocks.count() * columns.div_ceil(RUN))?;
-    blocks.total(gpu, &sums, op.d_weight, Target::AddedTo)
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let (count, columns) = (self.x.rows(), self.x.cols());
+        let scalars = RmsNormGradScalars { rows: word(count), columns: word(columns) };
+        let tensors = [Some(self.dy), Some(self.x), Some(self.weight), Some(self.rstd), self.residual, Some(self.dx)];
+        warps(gpu, &RMS_NORM_GRAD, &tensors, scalars, count, Reads::Twice)?;
+
+        let blocks = Blocks::new(count, columns, self.d_weight.rows());
+        let sums = blocks.sums(gpu)?;
+        let scalars = RmsNormWeightScalars {
+            blocks: word(blocks.count()),
+            columns: word(columns),
+            group_rows: word(blocks.group_rows),
+        };
+        let tensors = [Some(self.dy), Some(self.x), Some(self.rstd), Some(&sums)];
+        threads(gpu, &RMS_NORM_GRAD_WEIGHT, &tensors, scalars, blocks.count() * columns.div_ceil(RUN))?;
+        blocks.total(gpu, &sums, self.d_weight, Target::AddedTo)
+    }
 }

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use dropless_core::launch::Program;
 use dropless_core::ops::{AdamW, BiasUpdate, ClipScale};
 use dropless_core::{DType, Result};
 
-use super::{THREADS, elements, threads};
+use super::{RowWise, THREADS, elements, threads};
 use crate::device::Gpu;
 use crate::kernel::{Binding, F32, Kernel, PRELUDE, RUNS, U32, scalars, word};
 
@@ -53,27 +54,40 @@ pub(crate) static BIAS_UPDATE: Kernel<BiasUpdateScalars> = Kernel::new(
     &[Binding::read("counts", U32), Binding::in_place("bias", F32)],
 );
 
-pub(super) fn adamw(gpu: &Arc<Gpu>, op: &AdamW<'_>) -> Result<()> {
-    let scalars = |elements| AdamWScalars {
-        elements,
-        beta1: op.beta1.to_bits(),
-        rest1: (1.0 - op.beta1).to_bits(),
-        beta2: op.beta2.to_bits(),
-        rest2: (1.0 - op.beta2).to_bits(),
-        eps: op.eps.to_bits(),
-        decay: op.decay.to_bits(),
-    };
-    let flat = [Some(op.grad), Some(op.param), Some(op.m), Some(op.v), op.half];
-    elements(gpu, &ADAMW, &flat, &[Some(op.clip), Some(op.step)], scalars)
+impl RowWise for AdamW<'_> {
+    const KERNELS: &'static [&'static Program] = &[&ADAMW.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let scalars = |elements| AdamWScalars {
+            elements,
+            beta1: self.beta1.to_bits(),
+            rest1: (1.0 - self.beta1).to_bits(),
+            beta2: self.beta2.to_bits(),
+            rest2: (1.0 - self.beta2).to_bits(),
+            eps: self.eps.to_bits(),
+            decay: self.decay.to_bits(),
+        };
+        let flat = [Some(self.grad), Some(self.param), Some(self.m), Some(self.v), self.half];
+        elements(gpu, &ADAMW, &flat, &[Some(self.clip), Some(self.step)], scalars)
+    }
 }
 
-pub(super) fn clip_scale(gpu: &Arc<Gpu>, op: &ClipScale<'_>) -> Result<()> {
-    let scalars = ClipScaleScalars { squares: word(op.squares.len()), max_norm: op.max_norm.to_bits() };
-    threads(gpu, &CLIP_SCALE, &[Some(op.squares), Some(op.out)], scalars, THREADS as usize)
+impl RowWise for ClipScale<'_> {
+    const KERNELS: &'static [&'static Program] = &[&CLIP_SCALE.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let scalars = ClipScaleScalars { squares: word(self.squares.len()), max_norm: self.max_norm.to_bits() };
+        threads(gpu, &CLIP_SCALE, &[Some(self.squares), Some(self.out)], scalars, THREADS as usize)
+    }
 }
 
-pub(super) fn bias_update(gpu: &Arc<Gpu>, op: &BiasUpdate<'_>) -> Result<()> {
-    let experts = op.bias.len();
-    let scalars = BiasUpdateScalars { experts: word(experts), parts: word(op.counts.rows()), rate: op.rate.to_bits() };
-    threads(gpu, &BIAS_UPDATE, &[Some(op.counts), Some(op.bias)], scalars, experts)
+impl RowWise for BiasUpdate<'_> {
+    const KERNELS: &'static [&'static Program] = &[&BIAS_UPDATE.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let experts = self.bias.len();
+        let scalars =
+            BiasUpdateScalars { experts: word(experts), parts: word(self.counts.rows()), rate: self.rate.to_bits() };
+        threads(gpu, &BIAS_UPDATE, &[Some(self.counts), Some(self.bias)], scalars, experts)
+    }
 }

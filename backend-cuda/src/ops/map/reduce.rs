@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use dropless_core::launch::Program;
 use dropless_core::numerics::reduce::TOKEN_BLOCK;
 use dropless_core::ops::{SumRows, SumSquares, TreeSum};
 use dropless_core::{DType, Result, Tensor};
 
-use super::{RUN, Reads, THREADS, blocks, threads, warps};
+use super::{RUN, Reads, RowWise, THREADS, blocks, threads, warps};
 use crate::device::Gpu;
 use crate::kernel::{Binding, F32, FLOAT, Kernel, Launch, PRELUDE, RUNS, TOKEN_SUM, TREE, scalars, word};
 
@@ -103,21 +104,32 @@ impl Blocks {
     }
 }
 
-pub(super) fn sum_rows(gpu: &Arc<Gpu>, op: &SumRows<'_>) -> Result<()> {
-    let columns = op.x.cols();
-    let blocks = Blocks::new(op.x.rows(), columns, op.out.rows());
-    let sums = blocks.sums(gpu)?;
-    let scalars =
-        SumRowsScalars { blocks: word(blocks.count()), columns: word(columns), group_rows: word(blocks.group_rows) };
-    let runs = blocks.count() * columns.div_ceil(RUN);
-    threads(gpu, &SUM_ROWS, &[Some(op.x), Some(&sums)], scalars, runs)?;
-    blocks.total(gpu, &sums, op.out, Target::Written)
+impl RowWise for SumRows<'_> {
+    const KERNELS: &'static [&'static Program] = &[&SUM_ROWS.program, &SUM_BLOCKS.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let columns = self.x.cols();
+        let blocks = Blocks::new(self.x.rows(), columns, self.out.rows());
+        let sums = blocks.sums(gpu)?;
+        let scalars = SumRowsScalars {
+            blocks: word(blocks.count()),
+            columns: word(columns),
+            group_rows: word(blocks.group_rows),
+        };
+        let runs = blocks.count() * columns.div_ceil(RUN);
+        threads(gpu, &SUM_ROWS, &[Some(self.x), Some(&sums)], scalars, runs)?;
+        blocks.total(gpu, &sums, self.out, Target::Written)
+    }
 }
 
-pub(super) fn sum_squares(gpu: &Arc<Gpu>, op: &SumSquares<'_>) -> Result<()> {
-    let count = op.x.rows();
-    let scalars = SumSquaresScalars { rows: word(count), columns: word(op.x.cols()) };
-    warps(gpu, &SUM_SQUARES, &[Some(op.x), Some(op.out)], scalars, count, Reads::Once)
+impl RowWise for SumSquares<'_> {
+    const KERNELS: &'static [&'static Program] = &[&SUM_SQUARES.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let count = self.x.rows();
+        let scalars = SumSquaresScalars { rows: word(count), columns: word(self.x.cols()) };
+        warps(gpu, &SUM_SQUARES, &[Some(self.x), Some(self.out)], scalars, count, Reads::Once)
+    }
 }
 
 /// Levels of the stack on which `kernels/tree.cuh` sums up to `leaves` leaves of a tree over `width`, and the bytes that
@@ -128,12 +140,16 @@ pub(super) fn tree_stack(width: usize, leaves: usize) -> (u32, u32) {
     (levels, levels * THREADS * 32)
 }
 
-pub(super) fn tree_sum(gpu: &Arc<Gpu>, op: &TreeSum<'_>) -> Result<()> {
-    let parts = op.parts.shape().first().copied().unwrap_or(0);
-    let (levels, stack) = tree_stack(parts, parts);
-    let scalars =
-        TreeSumScalars { rows: word(op.out.rows()), columns: word(op.out.cols()), parts: word(parts), levels };
-    let (tensors, blocks) = ([Some(op.parts), Some(op.out)], blocks(op.out.len().div_ceil(RUN)));
-    let shared = stack + 4 * (word(parts) + 1);
-    gpu.launch(Launch { shared, ..Launch::new(&TREE_SUM, scalars, &tensors, blocks, THREADS) })
+impl RowWise for TreeSum<'_> {
+    const KERNELS: &'static [&'static Program] = &[&TREE_SUM.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let parts = self.parts.shape().first().copied().unwrap_or(0);
+        let (levels, stack) = tree_stack(parts, parts);
+        let scalars =
+            TreeSumScalars { rows: word(self.out.rows()), columns: word(self.out.cols()), parts: word(parts), levels };
+        let (tensors, blocks) = ([Some(self.parts), Some(self.out)], blocks(self.out.len().div_ceil(RUN)));
+        let shared = stack + 4 * (word(parts) + 1);
+        gpu.launch(Launch { shared, ..Launch::new(&TREE_SUM, scalars, &tensors, blocks, THREADS) })
+    }
 }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use dropless_core::Result;
+use dropless_core::launch::Program;
 use dropless_core::ops::{Mla, MlaGrad, MlaShape, Rotary};
 
-use super::{RUN, threads};
+use super::{RUN, RowWise, threads};
 use crate::device::Gpu;
 use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, ROTATE, RUNS, U32, scalars, word};
 
@@ -71,18 +72,22 @@ pub(crate) static MLA_KEY_VALUE_GRAD: Kernel<KeyValueScalars> = Kernel::new(
     ],
 );
 
-pub(super) fn rotary(gpu: &Arc<Gpu>, op: &Rotary<'_>) -> Result<()> {
-    let (tokens, half) = (op.x.rows(), op.cos.cols());
-    let heads = op.x.cols() / (2 * half);
-    let scalars = RotaryScalars {
-        tokens: word(tokens),
-        heads: word(heads),
-        half: word(half),
-        table_rows: word(op.cos.rows()),
-        inverse: u32::from(op.inverse),
-    };
-    let tensors = [Some(op.x), Some(op.positions), Some(op.cos), Some(op.sin), Some(op.out)];
-    threads(gpu, &ROTARY, &tensors, scalars, tokens * heads * half.div_ceil(RUN))
+impl RowWise for Rotary<'_> {
+    const KERNELS: &'static [&'static Program] = &[&ROTARY.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let (tokens, half) = (self.x.rows(), self.cos.cols());
+        let heads = self.x.cols() / (2 * half);
+        let scalars = RotaryScalars {
+            tokens: word(tokens),
+            heads: word(heads),
+            half: word(half),
+            table_rows: word(self.cos.rows()),
+            inverse: u32::from(self.inverse),
+        };
+        let tensors = [Some(self.x), Some(self.positions), Some(self.cos), Some(self.sin), Some(self.out)];
+        threads(gpu, &ROTARY, &tensors, scalars, tokens * heads * half.div_ceil(RUN))
+    }
 }
 
 fn queries(shape: MlaShape, tokens: usize, table_rows: usize, inverse: bool) -> QueryScalars {
@@ -109,28 +114,36 @@ fn keys_and_values(shape: MlaShape, tokens: usize, table_rows: usize) -> KeyValu
     }
 }
 
-pub(super) fn mla(gpu: &Arc<Gpu>, op: &Mla<'_>) -> Result<()> {
-    let [positions, cos, sin] = [Some(op.positions), Some(op.cos), Some(op.sin)];
-    let (tokens, table_rows) = (op.q.rows(), op.cos.rows());
-    let MlaShape { heads, nope, rope, v } = op.shape;
-    let [nope, rope, v] = [nope, rope, v].map(|columns| columns.div_ceil(RUN));
-    let tensors = [Some(op.q_in), positions, cos, sin, Some(op.q)];
-    let scalars = queries(op.shape, tokens, table_rows, false);
-    threads(gpu, &MLA_QUERY, &tensors, scalars, tokens * heads * (nope + rope))?;
-    let tensors = [Some(op.kv), Some(op.k_rope), positions, cos, sin, Some(op.k), Some(op.v)];
-    let scalars = keys_and_values(op.shape, tokens, table_rows);
-    threads(gpu, &MLA_KEY_VALUE, &tensors, scalars, tokens * heads * (nope + rope + v))
+impl RowWise for Mla<'_> {
+    const KERNELS: &'static [&'static Program] = &[&MLA_QUERY.program, &MLA_KEY_VALUE.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
+        let (tokens, table_rows) = (self.q.rows(), self.cos.rows());
+        let MlaShape { heads, nope, rope, v } = self.shape;
+        let [nope, rope, v] = [nope, rope, v].map(|columns| columns.div_ceil(RUN));
+        let tensors = [Some(self.q_in), positions, cos, sin, Some(self.q)];
+        let scalars = queries(self.shape, tokens, table_rows, false);
+        threads(gpu, &MLA_QUERY, &tensors, scalars, tokens * heads * (nope + rope))?;
+        let tensors = [Some(self.kv), Some(self.k_rope), positions, cos, sin, Some(self.k), Some(self.v)];
+        let scalars = keys_and_values(self.shape, tokens, table_rows);
+        threads(gpu, &MLA_KEY_VALUE, &tensors, scalars, tokens * heads * (nope + rope + v))
+    }
 }
 
-pub(super) fn mla_grad(gpu: &Arc<Gpu>, op: &MlaGrad<'_>) -> Result<()> {
-    let [positions, cos, sin] = [Some(op.positions), Some(op.cos), Some(op.sin)];
-    let (tokens, table_rows) = (op.d_q.rows(), op.cos.rows());
-    let MlaShape { heads, nope, rope, v } = op.shape;
-    let [nope, rope, v] = [nope, rope, v].map(|columns| columns.div_ceil(RUN));
-    let tensors = [Some(op.d_q), positions, cos, sin, Some(op.d_q_in)];
-    let scalars = queries(op.shape, tokens, table_rows, true);
-    threads(gpu, &MLA_QUERY, &tensors, scalars, tokens * heads * (nope + rope))?;
-    let tensors = [Some(op.d_k), Some(op.d_v), positions, cos, sin, Some(op.d_kv), Some(op.d_k_rope)];
-    let scalars = keys_and_values(op.shape, tokens, table_rows);
-    threads(gpu, &MLA_KEY_VALUE_GRAD, &tensors, scalars, tokens * (heads * (nope + v) + rope))
+impl RowWise for MlaGrad<'_> {
+    const KERNELS: &'static [&'static Program] = &[&MLA_QUERY.program, &MLA_KEY_VALUE_GRAD.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
+        let (tokens, table_rows) = (self.d_q.rows(), self.cos.rows());
+        let MlaShape { heads, nope, rope, v } = self.shape;
+        let [nope, rope, v] = [nope, rope, v].map(|columns| columns.div_ceil(RUN));
+        let tensors = [Some(self.d_q), positions, cos, sin, Some(self.d_q_in)];
+        let scalars = queries(self.shape, tokens, table_rows, true);
+        threads(gpu, &MLA_QUERY, &tensors, scalars, tokens * heads * (nope + rope))?;
+        let tensors = [Some(self.d_k), Some(self.d_v), positions, cos, sin, Some(self.d_kv), Some(self.d_k_rope)];
+        let scalars = keys_and_values(self.shape, tokens, table_rows);
+        threads(gpu, &MLA_KEY_VALUE_GRAD, &tensors, scalars, tokens * (heads * (nope + v) + rope))
+    }
 }

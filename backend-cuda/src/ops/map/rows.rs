@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use dropless_core::launch::Program;
 use dropless_core::ops::{Combine, EmbeddingGrad, GatherRows, Window};
 use dropless_core::{DType, Result};
 
 use super::reduce::tree_stack;
-use super::{RUN, Reads, THREADS, threads, warps};
+use super::{RUN, Reads, RowWise, THREADS, threads, warps};
 use crate::device::Gpu;
 use crate::kernel::{Binding, F32, FLOAT, Kernel, Launch, PRELUDE, RUNS, TREE, U32, scalars, word};
 
@@ -59,41 +60,53 @@ pub(crate) static EMBEDDING_GRAD: Kernel<EmbeddingGradScalars> = Kernel::new(
     &[Binding::read("dy", FLOAT), Binding::read("ids", U32), Binding::in_place("d_table", F32)],
 );
 
-pub(super) fn gather_rows(gpu: &Arc<Gpu>, op: &GatherRows<'_>) -> Result<()> {
-    let (count, columns) = (op.out.rows(), op.x.cols());
-    let scalars = GatherRowsScalars { rows: word(count), columns: word(columns), sources: word(op.x.rows()) };
-    let tensors = [Some(op.x), Some(op.index), Some(op.out)];
-    warps(gpu, &GATHER_ROWS, &tensors, scalars, count, Reads::Once)
+impl RowWise for GatherRows<'_> {
+    const KERNELS: &'static [&'static Program] = &[&GATHER_ROWS.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let (count, columns) = (self.out.rows(), self.x.cols());
+        let scalars = GatherRowsScalars { rows: word(count), columns: word(columns), sources: word(self.x.rows()) };
+        let tensors = [Some(self.x), Some(self.index), Some(self.out)];
+        warps(gpu, &GATHER_ROWS, &tensors, scalars, count, Reads::Once)
+    }
 }
 
-pub(super) fn combine(gpu: &Arc<Gpu>, op: &Combine<'_>) -> Result<()> {
-    let (count, k, (lo, hi)) = (op.out.rows(), op.slots.cols(), op.leaves);
-    let window = op.window.unwrap_or(Window { period: count, from: 0, to: count });
-    let (levels, stack) = tree_stack(hi - lo, k);
-    let scalars = CombineScalars {
-        columns: word(op.out.cols()),
-        slots: word(op.x.rows()),
-        k: word(k),
-        leaf_begin: word(lo),
-        leaf_end: word(hi),
-        levels,
-        window_period: word(window.period),
-        window_begin: word(window.from),
-        window_end: word(window.to),
-    };
-    let tensors = [Some(op.x), Some(op.slots), op.ids, op.add[0], op.add[1], Some(op.out)];
-    let shared = stack + 4 * (5 * word(k) + 1);
-    gpu.launch(Launch { shared, ..Launch::new(&COMBINE, scalars, &tensors, count, THREADS) })
+impl RowWise for Combine<'_> {
+    const KERNELS: &'static [&'static Program] = &[&COMBINE.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let (count, k, (lo, hi)) = (self.out.rows(), self.slots.cols(), self.leaves);
+        let window = self.window.unwrap_or(Window { period: count, from: 0, to: count });
+        let (levels, stack) = tree_stack(hi - lo, k);
+        let scalars = CombineScalars {
+            columns: word(self.out.cols()),
+            slots: word(self.x.rows()),
+            k: word(k),
+            leaf_begin: word(lo),
+            leaf_end: word(hi),
+            levels,
+            window_period: word(window.period),
+            window_begin: word(window.from),
+            window_end: word(window.to),
+        };
+        let tensors = [Some(self.x), Some(self.slots), self.ids, self.add[0], self.add[1], Some(self.out)];
+        let shared = stack + 4 * (5 * word(k) + 1);
+        gpu.launch(Launch { shared, ..Launch::new(&COMBINE, scalars, &tensors, count, THREADS) })
+    }
 }
 
-pub(super) fn embedding_grad(gpu: &Arc<Gpu>, op: &EmbeddingGrad<'_>) -> Result<()> {
-    let [groups, vocabulary, columns] = [0, 1, 2].map(|i| op.d_table.shape()[i]);
-    let scalars = EmbeddingGradScalars {
-        columns: word(columns),
-        vocabulary: word(vocabulary),
-        group_tokens: word(op.ids.len() / groups),
-    };
-    let slices = columns.div_ceil(RUN * THREADS as usize);
-    let tensors = [Some(op.dy), Some(op.ids), Some(op.d_table)];
-    threads(gpu, &EMBEDDING_GRAD, &tensors, scalars, op.ids.len() * slices * THREADS as usize)
+impl RowWise for EmbeddingGrad<'_> {
+    const KERNELS: &'static [&'static Program] = &[&EMBEDDING_GRAD.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let [groups, vocabulary, columns] = [0, 1, 2].map(|i| self.d_table.shape()[i]);
+        let scalars = EmbeddingGradScalars {
+            columns: word(columns),
+            vocabulary: word(vocabulary),
+            group_tokens: word(self.ids.len() / groups),
+        };
+        let slices = columns.div_ceil(RUN * THREADS as usize);
+        let tensors = [Some(self.dy), Some(self.ids), Some(self.d_table)];
+        threads(gpu, &EMBEDDING_GRAD, &tensors, scalars, self.ids.len() * slices * THREADS as usize)
+    }
 }

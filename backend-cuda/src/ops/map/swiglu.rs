@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use dropless_core::Result;
+use dropless_core::launch::Program;
 use dropless_core::ops::{Swiglu, SwigluGrad};
 
-use super::{RUN, Reads, turns, warps};
+use super::{RUN, Reads, RowWise, turns, warps};
 use crate::device::Gpu;
 use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, RUNS, U32, scalars, word};
 
@@ -40,16 +41,25 @@ pub(crate) static SWIGLU_GRAD: Kernel<SwigluScalars> = Kernel::new(
     ],
 );
 
-pub(super) fn swiglu(gpu: &Arc<Gpu>, op: &Swiglu<'_>) -> Result<()> {
-    let (count, width) = (op.gate_up.rows(), op.gate_up.cols() / 2);
-    let scalars = SwigluScalars { rows: word(count), width: word(width) };
-    let tensors = [Some(op.gate_up), op.weight, op.limit, Some(op.out)];
-    turns(gpu, &SWIGLU, &tensors, scalars, count * width.div_ceil(RUN), Reads::Once)
+impl RowWise for Swiglu<'_> {
+    const KERNELS: &'static [&'static Program] = &[&SWIGLU.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let (count, width) = (self.gate_up.rows(), self.gate_up.cols() / 2);
+        let scalars = SwigluScalars { rows: word(count), width: word(width) };
+        let tensors = [Some(self.gate_up), self.weight, self.limit, Some(self.out)];
+        turns(gpu, &SWIGLU, &tensors, scalars, count * width.div_ceil(RUN), Reads::Once)
+    }
 }
 
-pub(super) fn swiglu_grad(gpu: &Arc<Gpu>, op: &SwigluGrad<'_>) -> Result<()> {
-    let count = op.gate_up.rows();
-    let scalars = SwigluScalars { rows: word(count), width: word(op.gate_up.cols() / 2) };
-    let tensors = [Some(op.gate_up), op.weight, op.limit, Some(op.d_out), Some(op.d_gate_up), op.d_weight];
-    warps(gpu, &SWIGLU_GRAD, &tensors, scalars, count, Reads::Once)
+impl RowWise for SwigluGrad<'_> {
+    const KERNELS: &'static [&'static Program] = &[&SWIGLU_GRAD.program];
+
+    fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let count = self.gate_up.rows();
+        let scalars = SwigluScalars { rows: word(count), width: word(self.gate_up.cols() / 2) };
+        let tensors =
+            [Some(self.gate_up), self.weight, self.limit, Some(self.d_out), Some(self.d_gate_up), self.d_weight];
+        warps(gpu, &SWIGLU_GRAD, &tensors, scalars, count, Reads::Once)
+    }
 }

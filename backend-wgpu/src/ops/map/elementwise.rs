@@ -1,9 +1,10 @@
 //! Copies, conversions and sums of whole tensors.
 
+use dropless_core::launch::Program;
 use dropless_core::ops::{Add, Cast, CopyColumns, Fill};
 use dropless_core::{DType, Result, Tensor};
 
-use super::elements;
+use super::{RowWise, elements};
 use crate::dispatch::Stream;
 use crate::shader::{Binding, FLOAT, FORMATS, PRELUDE, Shader, scalars, word};
 
@@ -54,19 +55,31 @@ pub(crate) static COPY_COLUMNS: Shader<CopyColumnsScalars> = Shader::new(
     ],
 );
 
-pub(super) fn cast(stream: &Stream, op: &Cast<'_>) -> Result<()> {
-    let count = op.out.len();
-    elements(stream, &CAST, &[Some(op.x), Some(op.out)], Elements { elements: word(count) }, count)
+impl RowWise for Cast<'_> {
+    const SHADERS: &'static [&'static Program] = &[&CAST.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.out.len();
+        elements(stream, &CAST, &[Some(self.x), Some(self.out)], Elements { elements: word(count) }, count)
+    }
 }
 
-pub(super) fn add(stream: &Stream, op: &Add<'_>) -> Result<()> {
-    let count = op.out.len();
-    let tensors = [Some(op.a), Some(op.b), op.c, Some(op.out)];
-    elements(stream, &ADD, &tensors, Elements { elements: word(count) }, count)
+impl RowWise for Add<'_> {
+    const SHADERS: &'static [&'static Program] = &[&ADD.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.out.len();
+        let tensors = [Some(self.a), Some(self.b), self.c, Some(self.out)];
+        elements(stream, &ADD, &tensors, Elements { elements: word(count) }, count)
+    }
 }
 
-pub(crate) fn fill(stream: &Stream, op: &Fill<'_>) -> Result<()> {
-    fill_bits(stream, op.out, op.value.to_bits())
+impl RowWise for Fill<'_> {
+    const SHADERS: &'static [&'static Program] = &[&FILL.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        fill_bits(stream, self.out, self.value.to_bits())
+    }
 }
 
 /// Fills with the bits of an f32, or with an integer.
@@ -75,15 +88,19 @@ pub(crate) fn fill_bits(stream: &Stream, out: &Tensor, value: u32) -> Result<()>
     elements(stream, &FILL, &[Some(out)], scalars, out.len())
 }
 
-pub(super) fn copy_columns(stream: &Stream, op: &CopyColumns<'_>) -> Result<()> {
-    let count = op.x.rows() * op.width;
-    let scalars = CopyColumnsScalars {
-        elements: word(count),
-        width: word(op.width),
-        x_columns: word(op.x.cols()),
-        x_column: word(op.x_column),
-        out_columns: word(op.out.cols()),
-        out_column: word(op.out_column),
-    };
-    elements(stream, &COPY_COLUMNS, &[Some(op.x), Some(op.out)], scalars, count)
+impl RowWise for CopyColumns<'_> {
+    const SHADERS: &'static [&'static Program] = &[&COPY_COLUMNS.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.x.rows() * self.width;
+        let scalars = CopyColumnsScalars {
+            elements: word(count),
+            width: word(self.width),
+            x_columns: word(self.x.cols()),
+            x_column: word(self.x_column),
+            out_columns: word(self.out.cols()),
+            out_column: word(self.out_column),
+        };
+        elements(stream, &COPY_COLUMNS, &[Some(self.x), Some(self.out)], scalars, count)
+    }
 }

@@ -1,9 +1,10 @@
 //! Cross-entropy of the next token, with its gradient.
 
 use dropless_core::Result;
+use dropless_core::launch::Program;
 use dropless_core::ops::CrossEntropy;
 
-use super::workgroups;
+use super::{RowWise, workgroups};
 use crate::dispatch::Stream;
 use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, PRELUDE, ROW, Shader, U32, scalars, word};
 
@@ -24,9 +25,13 @@ pub(crate) static CROSS_ENTROPY: Shader<CrossEntropyScalars> = Shader::new(
     ],
 );
 
-pub(super) fn cross_entropy(stream: &Stream, op: &CrossEntropy<'_>) -> Result<()> {
-    let tokens = op.logits.rows();
-    let scalars = CrossEntropyScalars { rows: word(tokens), columns: word(op.logits.cols()) };
-    let tensors = [Some(op.logits), Some(op.targets), Some(op.scale), Some(op.loss), op.d_logits];
-    workgroups(stream, &CROSS_ENTROPY, &tensors, scalars, tokens)
+impl RowWise for CrossEntropy<'_> {
+    const SHADERS: &'static [&'static Program] = &[&CROSS_ENTROPY.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let tokens = self.logits.rows();
+        let scalars = CrossEntropyScalars { rows: word(tokens), columns: word(self.logits.cols()) };
+        let tensors = [Some(self.logits), Some(self.targets), Some(self.scale), Some(self.loss), self.d_logits];
+        workgroups(stream, &CROSS_ENTROPY, &tensors, scalars, tokens)
+    }
 }

@@ -9,36 +9,33 @@ pub(crate) mod rotary;
 pub(crate) mod rows;
 pub(crate) mod swiglu;
 
+use dropless_core::launch::Program;
 use dropless_core::ops::{Checked, Map};
 use dropless_core::{Result, Tensor};
 
 use crate::dispatch::{Dispatch, Stream};
 use crate::shader::{Scalars, Shader};
 
+/// Every shader of the row-wise ops.
+#[cfg(test)]
+pub(crate) fn shaders() -> Vec<&'static Program> {
+    let mut all = dropless_core::map_ops!(each Op => <Op<'_> as RowWise>::SHADERS).concat();
+    all.sort_by_key(|one| one.name);
+    all.dedup_by_key(|one| one.name);
+    all
+}
+
 pub(crate) fn run(stream: &Stream, op: &Checked<Map<'_>>) -> Result<()> {
-    match &**op {
-        Map::Add(op) => elementwise::add(stream, op),
-        Map::AdamW(op) => optimizer::adamw(stream, op),
-        Map::BiasUpdate(op) => optimizer::bias_update(stream, op),
-        Map::Cast(op) => elementwise::cast(stream, op),
-        Map::ClipScale(op) => optimizer::clip_scale(stream, op),
-        Map::Combine(op) => rows::combine(stream, op),
-        Map::CopyColumns(op) => elementwise::copy_columns(stream, op),
-        Map::CrossEntropy(op) => loss::cross_entropy(stream, op),
-        Map::EmbeddingGrad(op) => rows::embedding_grad(stream, op),
-        Map::Fill(op) => elementwise::fill(stream, op),
-        Map::GatherRows(op) => rows::gather_rows(stream, op),
-        Map::Mla(op) => rotary::mla(stream, op),
-        Map::MlaGrad(op) => rotary::mla_grad(stream, op),
-        Map::RmsNorm(op) => norm::rms_norm(stream, op),
-        Map::RmsNormGrad(op) => norm::rms_norm_grad(stream, op),
-        Map::Rotary(op) => rotary::rotary(stream, op),
-        Map::SumRows(op) => reduce::sum_rows(stream, op),
-        Map::SumSquares(op) => reduce::sum_squares(stream, op),
-        Map::Swiglu(op) => swiglu::swiglu(stream, op),
-        Map::SwigluGrad(op) => swiglu::swiglu_grad(stream, op),
-        Map::TreeSum(op) => reduce::tree_sum(stream, op),
-    }
+    dropless_core::map_ops!(match &**op, op => op.queue(stream))
+}
+
+/// A row-wise op on this device.
+trait RowWise {
+    /// Every shader that it runs.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the tests compile them"))]
+    const SHADERS: &'static [&'static Program];
+
+    fn queue(&self, stream: &Stream) -> Result<()>;
 }
 
 /// Runs a shader with one invocation for each of `count` elements.

@@ -1,9 +1,10 @@
 //! RMSNorm and its gradient.
 
 use dropless_core::Result;
+use dropless_core::launch::Program;
 use dropless_core::ops::{RmsNorm, RmsNormGrad};
 
-use super::{elements, workgroups};
+use super::{RowWise, elements, workgroups};
 use crate::dispatch::Stream;
 use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, ROW, Shader, scalars, word};
 
@@ -57,20 +58,34 @@ pub(crate) static RMS_NORM_GRAD_WEIGHT: Shader<RmsNormWeightScalars> = Shader::n
     ],
 );
 
-pub(super) fn rms_norm(stream: &Stream, op: &RmsNorm<'_>) -> Result<()> {
-    let count = op.x.rows();
-    let scalars = RmsNormScalars { rows: word(count), columns: word(op.x.cols()), eps: op.eps.to_bits() };
-    workgroups(stream, &RMS_NORM, &[Some(op.x), Some(op.weight), Some(op.out), Some(op.rstd)], scalars, count)
+impl RowWise for RmsNorm<'_> {
+    const SHADERS: &'static [&'static Program] = &[&RMS_NORM.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.x.rows();
+        let scalars = RmsNormScalars { rows: word(count), columns: word(self.x.cols()), eps: self.eps.to_bits() };
+        workgroups(
+            stream,
+            &RMS_NORM,
+            &[Some(self.x), Some(self.weight), Some(self.out), Some(self.rstd)],
+            scalars,
+            count,
+        )
+    }
 }
 
-pub(super) fn rms_norm_grad(stream: &Stream, op: &RmsNormGrad<'_>) -> Result<()> {
-    let (count, columns, groups) = (op.x.rows(), op.x.cols(), op.d_weight.rows());
-    let scalars = RmsNormGradScalars { rows: word(count), columns: word(columns) };
-    let tensors = [Some(op.dy), Some(op.x), Some(op.weight), Some(op.rstd), op.residual, Some(op.dx)];
-    workgroups(stream, &RMS_NORM_GRAD, &tensors, scalars, count)?;
-    let sums = groups * columns;
-    let scalars =
-        RmsNormWeightScalars { elements: word(sums), columns: word(columns), group_rows: word(count / groups) };
-    let tensors = [Some(op.dy), Some(op.x), Some(op.rstd), Some(op.d_weight)];
-    elements(stream, &RMS_NORM_GRAD_WEIGHT, &tensors, scalars, sums)
+impl RowWise for RmsNormGrad<'_> {
+    const SHADERS: &'static [&'static Program] = &[&RMS_NORM_GRAD.program, &RMS_NORM_GRAD_WEIGHT.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let (count, columns, groups) = (self.x.rows(), self.x.cols(), self.d_weight.rows());
+        let scalars = RmsNormGradScalars { rows: word(count), columns: word(columns) };
+        let tensors = [Some(self.dy), Some(self.x), Some(self.weight), Some(self.rstd), self.residual, Some(self.dx)];
+        workgroups(stream, &RMS_NORM_GRAD, &tensors, scalars, count)?;
+        let sums = groups * columns;
+        let scalars =
+            RmsNormWeightScalars { elements: word(sums), columns: word(columns), group_rows: word(count / groups) };
+        let tensors = [Some(self.dy), Some(self.x), Some(self.rstd), Some(self.d_weight)];
+        elements(stream, &RMS_NORM_GRAD_WEIGHT, &tensors, scalars, sums)
+    }
 }

@@ -1,9 +1,10 @@
 //! Gradient norm, AdamW, and the update of the selection bias.
 
+use dropless_core::launch::Program;
 use dropless_core::ops::{AdamW, BiasUpdate, ClipScale};
 use dropless_core::{DType, Result};
 
-use super::elements;
+use super::{RowWise, elements};
 use crate::dispatch::Stream;
 use crate::shader::{Binding, F32, FORMATS, INTEGERS, PRELUDE, Shader, U32, scalars, word};
 
@@ -48,28 +49,50 @@ pub(crate) static BIAS_UPDATE: Shader<BiasUpdateScalars> = Shader::new(
     &[Binding::read("counts", U32), Binding::in_place("bias", F32)],
 );
 
-pub(super) fn adamw(stream: &Stream, op: &AdamW<'_>) -> Result<()> {
-    let count = op.param.len();
-    let scalars = AdamWScalars {
-        elements: word(count),
-        beta1: op.beta1.to_bits(),
-        rest1: (1.0 - op.beta1).to_bits(),
-        beta2: op.beta2.to_bits(),
-        rest2: (1.0 - op.beta2).to_bits(),
-        eps: op.eps.to_bits(),
-        decay: op.decay.to_bits(),
-    };
-    let tensors = [Some(op.grad), Some(op.clip), Some(op.step), Some(op.param), Some(op.m), Some(op.v), op.half];
-    elements(stream, &ADAMW, &tensors, scalars, count)
+impl RowWise for AdamW<'_> {
+    const SHADERS: &'static [&'static Program] = &[&ADAMW.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.param.len();
+        let scalars = AdamWScalars {
+            elements: word(count),
+            beta1: self.beta1.to_bits(),
+            rest1: (1.0 - self.beta1).to_bits(),
+            beta2: self.beta2.to_bits(),
+            rest2: (1.0 - self.beta2).to_bits(),
+            eps: self.eps.to_bits(),
+            decay: self.decay.to_bits(),
+        };
+        let tensors = [
+            Some(self.grad),
+            Some(self.clip),
+            Some(self.step),
+            Some(self.param),
+            Some(self.m),
+            Some(self.v),
+            self.half,
+        ];
+        elements(stream, &ADAMW, &tensors, scalars, count)
+    }
 }
 
-pub(super) fn clip_scale(stream: &Stream, op: &ClipScale<'_>) -> Result<()> {
-    let scalars = ClipScaleScalars { elements: 1, squares: word(op.squares.len()), max_norm: op.max_norm.to_bits() };
-    elements(stream, &CLIP_SCALE, &[Some(op.squares), Some(op.out)], scalars, 1)
+impl RowWise for ClipScale<'_> {
+    const SHADERS: &'static [&'static Program] = &[&CLIP_SCALE.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let scalars =
+            ClipScaleScalars { elements: 1, squares: word(self.squares.len()), max_norm: self.max_norm.to_bits() };
+        elements(stream, &CLIP_SCALE, &[Some(self.squares), Some(self.out)], scalars, 1)
+    }
 }
 
-pub(super) fn bias_update(stream: &Stream, op: &BiasUpdate<'_>) -> Result<()> {
-    let experts = op.bias.len();
-    let scalars = BiasUpdateScalars { elements: word(experts), parts: word(op.counts.rows()), rate: op.rate.to_bits() };
-    elements(stream, &BIAS_UPDATE, &[Some(op.counts), Some(op.bias)], scalars, experts)
+impl RowWise for BiasUpdate<'_> {
+    const SHADERS: &'static [&'static Program] = &[&BIAS_UPDATE.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let experts = self.bias.len();
+        let scalars =
+            BiasUpdateScalars { elements: word(experts), parts: word(self.counts.rows()), rate: self.rate.to_bits() };
+        elements(stream, &BIAS_UPDATE, &[Some(self.counts), Some(self.bias)], scalars, experts)
+    }
 }

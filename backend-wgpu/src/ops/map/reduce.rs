@@ -1,9 +1,10 @@
 //! Sums over tokens, shards and parameters.
 
 use dropless_core::Result;
+use dropless_core::launch::Program;
 use dropless_core::ops::{SumRows, SumSquares, TreeSum};
 
-use super::{elements, workgroups};
+use super::{RowWise, elements, workgroups};
 use crate::dispatch::Stream;
 use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, ROW, Shader, TREE, scalars, word};
 
@@ -40,22 +41,34 @@ pub(crate) static TREE_SUM: Shader<TreeSumScalars> = Shader::new(
     &[Binding::read("parts", F32), Binding::write("out", F32)],
 );
 
-pub(super) fn sum_rows(stream: &Stream, op: &SumRows<'_>) -> Result<()> {
-    let (columns, groups) = (op.x.cols(), op.out.rows());
-    let (sums, group_rows) = (groups * columns, op.x.rows() / groups);
-    let scalars = SumRowsScalars { elements: word(sums), columns: word(columns), group_rows: word(group_rows) };
-    elements(stream, &SUM_ROWS, &[Some(op.x), Some(op.out)], scalars, sums)
+impl RowWise for SumRows<'_> {
+    const SHADERS: &'static [&'static Program] = &[&SUM_ROWS.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let (columns, groups) = (self.x.cols(), self.out.rows());
+        let (sums, group_rows) = (groups * columns, self.x.rows() / groups);
+        let scalars = SumRowsScalars { elements: word(sums), columns: word(columns), group_rows: word(group_rows) };
+        elements(stream, &SUM_ROWS, &[Some(self.x), Some(self.out)], scalars, sums)
+    }
 }
 
-pub(super) fn sum_squares(stream: &Stream, op: &SumSquares<'_>) -> Result<()> {
-    let count = op.x.rows();
-    let scalars = SumSquaresScalars { rows: word(count), columns: word(op.x.cols()) };
-    workgroups(stream, &SUM_SQUARES, &[Some(op.x), Some(op.out)], scalars, count)
+impl RowWise for SumSquares<'_> {
+    const SHADERS: &'static [&'static Program] = &[&SUM_SQUARES.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.x.rows();
+        let scalars = SumSquaresScalars { rows: word(count), columns: word(self.x.cols()) };
+        workgroups(stream, &SUM_SQUARES, &[Some(self.x), Some(self.out)], scalars, count)
+    }
 }
 
-pub(super) fn tree_sum(stream: &Stream, op: &TreeSum<'_>) -> Result<()> {
-    let count = op.out.len();
-    let parts = op.parts.shape().first().copied().unwrap_or(0);
-    let scalars = TreeSumScalars { elements: word(count), parts: word(parts) };
-    elements(stream, &TREE_SUM, &[Some(op.parts), Some(op.out)], scalars, count)
+impl RowWise for TreeSum<'_> {
+    const SHADERS: &'static [&'static Program] = &[&TREE_SUM.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.out.len();
+        let parts = self.parts.shape().first().copied().unwrap_or(0);
+        let scalars = TreeSumScalars { elements: word(count), parts: word(parts) };
+        elements(stream, &TREE_SUM, &[Some(self.parts), Some(self.out)], scalars, count)
+    }
 }

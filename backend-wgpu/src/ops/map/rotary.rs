@@ -1,9 +1,10 @@
 //! Rotary embedding, and the assembly of latent attention.
 
 use dropless_core::Result;
+use dropless_core::launch::Program;
 use dropless_core::ops::{Mla, MlaGrad, MlaShape, Rotary};
 
-use super::elements;
+use super::{RowWise, elements};
 use crate::dispatch::Stream;
 use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, ROTATE, Shader, U32, scalars, word};
 
@@ -74,16 +75,20 @@ pub(crate) static MLA_KEY_VALUE_GRAD: Shader<KeyValueScalars> = Shader::new(
     ],
 );
 
-pub(super) fn rotary(stream: &Stream, op: &Rotary<'_>) -> Result<()> {
-    let pairs = op.x.len() / 2;
-    let scalars = RotaryScalars {
-        elements: word(pairs),
-        columns: word(op.x.cols()),
-        half: word(op.cos.cols()),
-        inverse: u32::from(op.inverse),
-    };
-    let tensors = [Some(op.x), Some(op.positions), Some(op.cos), Some(op.sin), Some(op.out)];
-    elements(stream, &ROTARY, &tensors, scalars, pairs)
+impl RowWise for Rotary<'_> {
+    const SHADERS: &'static [&'static Program] = &[&ROTARY.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let pairs = self.x.len() / 2;
+        let scalars = RotaryScalars {
+            elements: word(pairs),
+            columns: word(self.x.cols()),
+            half: word(self.cos.cols()),
+            inverse: u32::from(self.inverse),
+        };
+        let tensors = [Some(self.x), Some(self.positions), Some(self.cos), Some(self.sin), Some(self.out)];
+        elements(stream, &ROTARY, &tensors, scalars, pairs)
+    }
 }
 
 fn queries(shape: MlaShape, count: usize, inverse: bool) -> QueryScalars {
@@ -97,22 +102,30 @@ fn keys_and_values(shape: MlaShape, count: usize) -> KeyValueScalars {
     KeyValueScalars { elements: word(count), heads: word(heads), nope: word(nope), rope: word(rope), v: word(v) }
 }
 
-pub(super) fn mla(stream: &Stream, op: &Mla<'_>) -> Result<()> {
-    let [positions, cos, sin] = [Some(op.positions), Some(op.cos), Some(op.sin)];
-    let count = op.q.len();
-    let tensors = [Some(op.q_in), positions, cos, sin, Some(op.q)];
-    elements(stream, &MLA_QUERY, &tensors, queries(op.shape, count, false), count)?;
-    let count = op.k.len() + op.v.len();
-    let tensors = [Some(op.kv), Some(op.k_rope), positions, cos, sin, Some(op.k), Some(op.v)];
-    elements(stream, &MLA_KEY_VALUE, &tensors, keys_and_values(op.shape, count), count)
+impl RowWise for Mla<'_> {
+    const SHADERS: &'static [&'static Program] = &[&MLA_QUERY.program, &MLA_KEY_VALUE.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
+        let count = self.q.len();
+        let tensors = [Some(self.q_in), positions, cos, sin, Some(self.q)];
+        elements(stream, &MLA_QUERY, &tensors, queries(self.shape, count, false), count)?;
+        let count = self.k.len() + self.v.len();
+        let tensors = [Some(self.kv), Some(self.k_rope), positions, cos, sin, Some(self.k), Some(self.v)];
+        elements(stream, &MLA_KEY_VALUE, &tensors, keys_and_values(self.shape, count), count)
+    }
 }
 
-pub(super) fn mla_grad(stream: &Stream, op: &MlaGrad<'_>) -> Result<()> {
-    let [positions, cos, sin] = [Some(op.positions), Some(op.cos), Some(op.sin)];
-    let count = op.d_q.len();
-    let tensors = [Some(op.d_q), positions, cos, sin, Some(op.d_q_in)];
-    elements(stream, &MLA_QUERY, &tensors, queries(op.shape, count, true), count)?;
-    let count = op.d_kv.len() + op.d_k_rope.len();
-    let tensors = [Some(op.d_k), Some(op.d_v), positions, cos, sin, Some(op.d_kv), Some(op.d_k_rope)];
-    elements(stream, &MLA_KEY_VALUE_GRAD, &tensors, keys_and_values(op.shape, count), count)
+impl RowWise for MlaGrad<'_> {
+    const SHADERS: &'static [&'static Program] = &[&MLA_QUERY.program, &MLA_KEY_VALUE_GRAD.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
+        let count = self.d_q.len();
+        let tensors = [Some(self.d_q), positions, cos, sin, Some(self.d_q_in)];
+        elements(stream, &MLA_QUERY, &tensors, queries(self.shape, count, true), count)?;
+        let count = self.d_kv.len() + self.d_k_rope.len();
+        let tensors = [Some(self.d_k), Some(self.d_v), positions, cos, sin, Some(self.d_kv), Some(self.d_k_rope)];
+        elements(stream, &MLA_KEY_VALUE_GRAD, &tensors, keys_and_values(self.shape, count), count)
+    }
 }

@@ -1,9 +1,10 @@
 //! Rows moved by index: gather, combine, and the gradient of an embedding.
 
+use dropless_core::launch::Program;
 use dropless_core::ops::{Combine, EmbeddingGrad, GatherRows, Window};
 use dropless_core::{DType, Result};
 
-use super::elements;
+use super::{RowWise, elements};
 use crate::dispatch::Stream;
 use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, Shader, TREE, U32, scalars, word};
 
@@ -51,37 +52,49 @@ pub(crate) static EMBEDDING_GRAD: Shader<EmbeddingGradScalars> = Shader::new(
     &[Binding::read("dy", FLOAT), Binding::read("ids", U32), Binding::in_place("d_table", F32)],
 );
 
-pub(super) fn gather_rows(stream: &Stream, op: &GatherRows<'_>) -> Result<()> {
-    let count = op.out.len();
-    let scalars = GatherRowsScalars { elements: word(count), columns: word(op.x.cols()) };
-    elements(stream, &GATHER_ROWS, &[Some(op.x), Some(op.index), Some(op.out)], scalars, count)
+impl RowWise for GatherRows<'_> {
+    const SHADERS: &'static [&'static Program] = &[&GATHER_ROWS.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.out.len();
+        let scalars = GatherRowsScalars { elements: word(count), columns: word(self.x.cols()) };
+        elements(stream, &GATHER_ROWS, &[Some(self.x), Some(self.index), Some(self.out)], scalars, count)
+    }
 }
 
-pub(super) fn combine(stream: &Stream, op: &Combine<'_>) -> Result<()> {
-    let (count, rows) = (op.out.len(), op.out.rows());
-    let window = op.window.unwrap_or(Window { period: rows, from: 0, to: rows });
-    let scalars = CombineScalars {
-        elements: word(count),
-        columns: word(op.out.cols()),
-        k: word(op.slots.cols()),
-        leaf_begin: word(op.leaves.0),
-        leaf_end: word(op.leaves.1),
-        window_period: word(window.period),
-        window_begin: word(window.from),
-        window_end: word(window.to),
-    };
-    let tensors = [Some(op.x), Some(op.slots), op.ids, op.add[0], op.add[1], Some(op.out)];
-    elements(stream, &COMBINE, &tensors, scalars, count)
+impl RowWise for Combine<'_> {
+    const SHADERS: &'static [&'static Program] = &[&COMBINE.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let (count, rows) = (self.out.len(), self.out.rows());
+        let window = self.window.unwrap_or(Window { period: rows, from: 0, to: rows });
+        let scalars = CombineScalars {
+            elements: word(count),
+            columns: word(self.out.cols()),
+            k: word(self.slots.cols()),
+            leaf_begin: word(self.leaves.0),
+            leaf_end: word(self.leaves.1),
+            window_period: word(window.period),
+            window_begin: word(window.from),
+            window_end: word(window.to),
+        };
+        let tensors = [Some(self.x), Some(self.slots), self.ids, self.add[0], self.add[1], Some(self.out)];
+        elements(stream, &COMBINE, &tensors, scalars, count)
+    }
 }
 
-pub(super) fn embedding_grad(stream: &Stream, op: &EmbeddingGrad<'_>) -> Result<()> {
-    let [groups, vocabulary, columns] = [0, 1, 2].map(|i| op.d_table.shape()[i]);
-    let count = groups * columns;
-    let scalars = EmbeddingGradScalars {
-        elements: word(count),
-        columns: word(columns),
-        vocabulary: word(vocabulary),
-        group_tokens: word(op.ids.len() / groups),
-    };
-    elements(stream, &EMBEDDING_GRAD, &[Some(op.dy), Some(op.ids), Some(op.d_table)], scalars, count)
+impl RowWise for EmbeddingGrad<'_> {
+    const SHADERS: &'static [&'static Program] = &[&EMBEDDING_GRAD.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let [groups, vocabulary, columns] = [0, 1, 2].map(|i| self.d_table.shape()[i]);
+        let count = groups * columns;
+        let scalars = EmbeddingGradScalars {
+            elements: word(count),
+            columns: word(columns),
+            vocabulary: word(vocabulary),
+            group_tokens: word(self.ids.len() / groups),
+        };
+        elements(stream, &EMBEDDING_GRAD, &[Some(self.dy), Some(self.ids), Some(self.d_table)], scalars, count)
+    }
 }

@@ -1,9 +1,10 @@
 //! SwiGLU and its gradient.
 
 use dropless_core::Result;
+use dropless_core::launch::Program;
 use dropless_core::ops::{Swiglu, SwigluGrad};
 
-use super::{elements, workgroups};
+use super::{RowWise, elements, workgroups};
 use crate::dispatch::Stream;
 use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, PRELUDE, ROW, Shader, U32, scalars, word};
 
@@ -41,15 +42,24 @@ pub(crate) static SWIGLU_GRAD: Shader<SwigluGradScalars> = Shader::new(
     ],
 );
 
-pub(super) fn swiglu(stream: &Stream, op: &Swiglu<'_>) -> Result<()> {
-    let count = op.out.len();
-    let scalars = SwigluScalars { elements: word(count), width: word(op.gate_up.cols() / 2) };
-    elements(stream, &SWIGLU, &[Some(op.gate_up), op.weight, op.limit, Some(op.out)], scalars, count)
+impl RowWise for Swiglu<'_> {
+    const SHADERS: &'static [&'static Program] = &[&SWIGLU.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.out.len();
+        let scalars = SwigluScalars { elements: word(count), width: word(self.gate_up.cols() / 2) };
+        elements(stream, &SWIGLU, &[Some(self.gate_up), self.weight, self.limit, Some(self.out)], scalars, count)
+    }
 }
 
-pub(super) fn swiglu_grad(stream: &Stream, op: &SwigluGrad<'_>) -> Result<()> {
-    let count = op.gate_up.rows();
-    let scalars = SwigluGradScalars { rows: word(count), width: word(op.gate_up.cols() / 2) };
-    let tensors = [Some(op.gate_up), op.weight, op.limit, Some(op.d_out), Some(op.d_gate_up), op.d_weight];
-    workgroups(stream, &SWIGLU_GRAD, &tensors, scalars, count)
+impl RowWise for SwigluGrad<'_> {
+    const SHADERS: &'static [&'static Program] = &[&SWIGLU_GRAD.program];
+
+    fn queue(&self, stream: &Stream) -> Result<()> {
+        let count = self.gate_up.rows();
+        let scalars = SwigluGradScalars { rows: word(count), width: word(self.gate_up.cols() / 2) };
+        let tensors =
+            [Some(self.gate_up), self.weight, self.limit, Some(self.d_out), Some(self.d_gate_up), self.d_weight];
+        workgroups(stream, &SWIGLU_GRAD, &tensors, scalars, count)
+    }
 }

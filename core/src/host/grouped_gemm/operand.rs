@@ -11,7 +11,7 @@ use crate::host::memory::{Floats, Input, input, input_opt};
 use crate::host::product::{Axis, Elements, Matrix, product};
 use crate::host::{Simd, offsets};
 use crate::numerics::{NumericModel, bf16, e4m3, mma, ue8m0};
-use crate::ops::{Extents, GemmKind, Operand};
+use crate::ops::{Operand, Ragged, Side};
 
 /// Elements along the chain that share an MXFP8 scale.
 const MX_BLOCK: usize = 32;
@@ -53,41 +53,6 @@ impl<'a> Groups<'a> {
     }
 }
 
-/// What the groups divide.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ragged {
-    Rows,
-    Chain,
-    /// Nothing: each group has a matrix of its own.
-    Stacked,
-}
-
-/// The index space of a factor: rows by chain, stored with either of them last.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Side {
-    pub(super) rows: usize,
-    pub(super) chain: usize,
-    chain_last: bool,
-    ragged: Ragged,
-}
-
-impl Side {
-    /// The factors of a kind of product, as plain operands store them.
-    pub(super) fn of(kind: GemmKind, Extents { rows: tokens, n, k, .. }: Extents) -> [Side; 2] {
-        let side = |rows, chain, chain_last, ragged| Side { rows, chain, chain_last, ragged };
-        match kind {
-            GemmKind::Forward => [side(tokens, k, true, Ragged::Rows), side(n, k, true, Ragged::Stacked)],
-            GemmKind::Dgrad => [side(tokens, n, true, Ragged::Rows), side(k, n, false, Ragged::Stacked)],
-            GemmKind::Wgrad => [side(n, tokens, false, Ragged::Chain), side(k, tokens, false, Ragged::Chain)],
-        }
-    }
-
-    /// Distance from one row to the next and from one chain element to the next.
-    fn strides(self) -> [usize; 2] {
-        if self.chain_last { [self.chain, 1] } else { [1, self.rows] }
-    }
-}
-
 /// A factor's values.
 enum Values<'a> {
     Plain {
@@ -109,7 +74,7 @@ enum Values<'a> {
 
 /// A factor, locked for reading.
 pub(super) struct Factor<'a> {
-    pub(super) side: Side,
+    side: Side,
     values: Values<'a>,
 }
 
@@ -154,7 +119,7 @@ impl<'a> Factor<'a> {
                 if side.ragged == Ragged::Chain {
                     groups.aligned(FP8_BLOCK)?;
                 }
-                side.chain_last = true;
+                side = side.chain_last();
                 Values::Fp8Block { codes: input(OP, codes)?, scale_inv: input(OP, scale_inv)? }
             }
         };
@@ -192,18 +157,12 @@ pub(super) struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// First element of the group's matrix.
-    fn base(&self) -> usize {
-        let side = self.factor.side;
-        if side.ragged == Ragged::Stacked { self.group * side.rows * side.chain } else { 0 }
-    }
-
     /// The elements from `from` on along the chain.
     fn matrix(&self, data: Elements<'a>, gather: Option<&'a [u32]>, from: usize) -> Matrix<'a> {
         let side = self.factor.side;
         let [row_stride, chain_stride] = side.strides();
         let (mut row, mut chain) = (Axis::strided(row_stride), Axis::strided(chain_stride));
-        let mut offset = self.base();
+        let mut offset = side.place(self.group, 0, 0);
         match (gather, side.ragged) {
             (Some(index), Ragged::Rows) => {
                 row.gather = Some(&index[self.row..]);
@@ -220,26 +179,19 @@ impl<'a> Block<'a> {
 
     /// The FP8-block scale of row i for the part of the chain that starts at `from`.
     fn fp8_scale(&self, scale_inv: &[f32], i: usize, from: usize) -> f32 {
-        let side = self.factor.side;
-        let (parts, part) = (side.chain.div_ceil(FP8_BLOCK), from / FP8_BLOCK);
-        let row = self.row + i;
-        let row = match side.ragged {
-            Ragged::Stacked => self.group * side.rows.div_ceil(FP8_BLOCK) + row / FP8_BLOCK,
-            Ragged::Rows | Ragged::Chain => row,
-        };
-        scale_inv[row * parts + part]
+        let (side, row) = (self.factor.side, self.row + i);
+        let row = if side.ragged == Ragged::Stacked { row / FP8_BLOCK } else { row };
+        scale_inv[side.fp8_scales().place(self.group, row, from / FP8_BLOCK)]
     }
 
     /// The MXFP8 codes of row i along `chain`, with their scales.
     fn mxfp8(&self, codes: &[u8], scales: &[u8], i: usize, chain: Range<usize>) -> [Vec<u8>; 2] {
         let side = self.factor.side;
-        let along = |data: &[u8], side: Side, base: usize, chain: Range<usize>| {
-            let [row_stride, chain_stride] = side.strides();
-            chain.map(|t| data[base + (self.row + i) * row_stride + t * chain_stride]).collect()
+        let along = |data: &[u8], side: Side, chain: Range<usize>| {
+            chain.map(|t| data[side.place(self.group, self.row + i, t)]).collect()
         };
-        let blocks = Side { chain: side.chain / MX_BLOCK, ..side };
         let scale_chain = chain.start / MX_BLOCK..chain.end.div_ceil(MX_BLOCK);
-        [along(codes, side, self.base(), chain), along(scales, blocks, self.base() / MX_BLOCK, scale_chain)]
+        [along(codes, side, chain), along(scales, side.mxfp8_scales(), scale_chain)]
     }
 }
 

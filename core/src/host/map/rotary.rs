@@ -1,17 +1,17 @@
-//! Rotary embedding and the assembly of latent attention, on tiles of tokens.
+//! Rotary embedding on tiles of tokens.
 
 use rayon::prelude::*;
 
-use super::Simd;
 use super::indices;
+use super::{Fast, Simd};
 use crate::error::Result;
 use crate::host::memory::{self, Floats, FloatsMut, Input};
 use crate::host::simd;
-use crate::ops::{Angles, Mla, MlaGrad, MlaShape, Rotary};
+use crate::ops::{Angles, Rotary};
 use crate::tensor::Tensor;
 
 /// The rotation tables with the position of each token, locked.
-struct Locked<'a> {
+pub(super) struct Locked<'a> {
     positions: Input<'a>,
     cos: Input<'a>,
     sin: Input<'a>,
@@ -19,7 +19,7 @@ struct Locked<'a> {
 
 /// The rotation tables with the position of each token.
 #[derive(Clone, Copy)]
-struct Tables<'a> {
+pub(super) struct Tables<'a> {
     positions: &'a [u32],
     cos: &'a [f32],
     sin: &'a [f32],
@@ -27,40 +27,42 @@ struct Tables<'a> {
 }
 
 impl<'a> Locked<'a> {
-    fn new(op: &'static str, positions: &'a Tensor, cos: &'a Tensor, sin: &'a Tensor) -> Result<Self> {
+    pub(super) fn new(op: &'static str, positions: &'a Tensor, cos: &'a Tensor, sin: &'a Tensor) -> Result<Self> {
         let (positions_in, cos_in, sin_in) =
             (memory::input(op, positions)?, memory::input(op, cos)?, memory::input(op, sin)?);
         indices::below(op, "positions", positions_in.u32(), cos.rows(), false)?;
         Ok(Locked { positions: positions_in, cos: cos_in, sin: sin_in })
     }
 
-    fn tables(&self, pairs: usize) -> Tables<'_> {
+    pub(super) fn tables(&self, pairs: usize) -> Tables<'_> {
         Tables { positions: self.positions.u32(), cos: self.cos.f32(), sin: self.sin.f32(), pairs }
     }
 }
 
 impl<'a> Tables<'a> {
     #[inline(always)]
-    fn of_token(self, token: usize) -> Angles<'a> {
+    pub(super) fn of_token(self, token: usize) -> Angles<'a> {
         let at = self.positions[token] as usize * self.pairs;
         Angles { cos: &self.cos[at..at + self.pairs], sin: &self.sin[at..at + self.pairs] }
     }
 }
 
-pub(super) fn rotary(op: &Rotary<'_>, simd: Simd) -> Result<()> {
-    let x = memory::input(Rotary::OP, op.x)?;
-    let locked = Locked::new(Rotary::OP, op.positions, op.cos, op.sin)?;
-    let mut out = memory::output(Rotary::OP, op.out)?;
-    let (x, cols, tables) = (x.floats(), op.x.cols(), locked.tables(op.cos.cols()));
-    let tile = memory::min_rows(cols);
-    out.floats().pieces(tile * cols).into_par_iter().enumerate().for_each(|(t, out)| {
-        simd::with(
-            simd,
-            #[inline(always)]
-            || rotary_tile(x, cols, tables, op.inverse, t * tile, out),
-        )
-    });
-    Ok(())
+impl Fast for Rotary<'_> {
+    fn run(&self, simd: Simd) -> Result<()> {
+        let x = memory::input(Rotary::OP, self.x)?;
+        let locked = Locked::new(Rotary::OP, self.positions, self.cos, self.sin)?;
+        let mut out = memory::output(Rotary::OP, self.out)?;
+        let (x, cols, tables) = (x.floats(), self.x.cols(), locked.tables(self.cos.cols()));
+        let tile = memory::min_rows(cols);
+        out.floats().pieces(tile * cols).into_par_iter().enumerate().for_each(|(t, out)| {
+            simd::with(
+                simd,
+                #[inline(always)]
+                || rotary_tile(x, cols, tables, self.inverse, t * tile, out),
+            )
+        });
+        Ok(())
+    }
 }
 
 /// Tokens from `first` on.
@@ -70,104 +72,5 @@ fn rotary_tile(x: Floats<'_>, cols: usize, tables: Tables<'_>, inverse: bool, fi
     for i in 0..out.len() / cols {
         let (x, angles) = (x.row(first + i, cols, &mut x_row), tables.of_token(first + i));
         Rotary::row(x, angles, inverse, &mut out.row(i, cols, &mut out_row));
-    }
-}
-
-/// Columns of the queries (and keys), of the joint keys and values, of the shared key, and of the values.
-fn columns(MlaShape { heads, nope, rope, v }: MlaShape) -> [usize; 4] {
-    [heads * (nope + rope), heads * (nope + v), rope, heads * v]
-}
-
-pub(super) fn mla(op: &Mla<'_>, simd: Simd) -> Result<()> {
-    const OP: &str = Mla::OP;
-    let inputs = [memory::input(OP, op.q_in)?, memory::input(OP, op.kv)?, memory::input(OP, op.k_rope)?];
-    let locked = Locked::new(OP, op.positions, op.cos, op.sin)?;
-    let (mut q, mut k, mut v) = (memory::output(OP, op.q)?, memory::output(OP, op.k)?, memory::output(OP, op.v)?);
-    let inputs = inputs.each_ref().map(Input::floats);
-    let (shape, tables) = (op.shape, locked.tables(op.shape.rope / 2));
-    let [q_cols, kv_cols, _, v_cols] = columns(shape);
-    let tile = memory::min_rows(q_cols + kv_cols);
-    (q.floats().pieces(tile * q_cols), k.floats().pieces(tile * q_cols), v.floats().pieces(tile * v_cols))
-        .into_par_iter()
-        .enumerate()
-        .for_each(|(t, (q, k, v))| {
-            simd::with(
-                simd,
-                #[inline(always)]
-                || mla_tile(shape, inputs, tables, t * tile, [q, k, v]),
-            )
-        });
-    Ok(())
-}
-
-/// Tokens from `first` on.
-#[inline(always)]
-fn mla_tile(shape: MlaShape, inputs: [Floats<'_>; 3], tables: Tables<'_>, first: usize, outputs: [FloatsMut<'_>; 3]) {
-    let [mut q, mut k, mut v] = outputs;
-    let [q_cols, kv_cols, rope, v_cols] = columns(shape);
-    let mut scratch = [const { Vec::new() }; 6];
-    let [q_in_row, kv_row, k_rope_row, q_row, k_row, v_row] = &mut scratch;
-    for i in 0..q.len() / q_cols {
-        let r = first + i;
-        let q_in = inputs[0].row(r, q_cols, q_in_row);
-        let kv = inputs[1].row(r, kv_cols, kv_row);
-        let k_rope = inputs[2].row(r, rope, k_rope_row);
-        let angles = tables.of_token(r);
-        let (mut q, mut k) = (q.row(i, q_cols, q_row), k.row(i, q_cols, k_row));
-        let mut v = v.row(i, v_cols, v_row);
-        Mla::row(shape, [q_in, kv, k_rope], angles, [&mut q, &mut k, &mut v]);
-    }
-}
-
-pub(super) fn mla_grad(op: &MlaGrad<'_>, simd: Simd) -> Result<()> {
-    const OP: &str = MlaGrad::OP;
-    let inputs = [memory::input(OP, op.d_q)?, memory::input(OP, op.d_k)?, memory::input(OP, op.d_v)?];
-    let locked = Locked::new(OP, op.positions, op.cos, op.sin)?;
-    let (mut d_q_in, mut d_kv) = (memory::output(OP, op.d_q_in)?, memory::output(OP, op.d_kv)?);
-    let mut d_k_rope = memory::output(OP, op.d_k_rope)?;
-    let inputs = inputs.each_ref().map(Input::floats);
-    let (shape, tables) = (op.shape, locked.tables(op.shape.rope / 2));
-    let [q_cols, kv_cols, rope, _] = columns(shape);
-    let tile = memory::min_rows(q_cols + kv_cols);
-    (
-        d_q_in.floats().pieces(tile * q_cols),
-        d_kv.floats().pieces(tile * kv_cols),
-        d_k_rope.floats().pieces(tile * rope),
-    )
-        .into_par_iter()
-        .enumerate()
-        .for_each(|(t, (d_q_in, d_kv, d_k_rope))| {
-            simd::with(
-                simd,
-                #[inline(always)]
-                || mla_grad_tile(shape, inputs, tables, t * tile, [d_q_in, d_kv, d_k_rope]),
-            );
-        });
-    Ok(())
-}
-
-/// Tokens from `first` on.
-#[inline(always)]
-fn mla_grad_tile(
-    shape: MlaShape,
-    inputs: [Floats<'_>; 3],
-    tables: Tables<'_>,
-    first: usize,
-    outputs: [FloatsMut<'_>; 3],
-) {
-    let [mut d_q_in, mut d_kv, mut d_k_rope] = outputs;
-    let [q_cols, kv_cols, rope, v_cols] = columns(shape);
-    let mut scratch = [const { Vec::new() }; 6];
-    let [d_q_row, d_k_row, d_v_row, d_q_in_row, d_kv_row, d_k_rope_row] = &mut scratch;
-    for i in 0..d_q_in.len() / q_cols {
-        let r = first + i;
-        let d_q = inputs[0].row(r, q_cols, d_q_row);
-        let d_k = inputs[1].row(r, q_cols, d_k_row);
-        let d_v = inputs[2].row(r, v_cols, d_v_row);
-        let angles = tables.of_token(r);
-        let mut d_q_in = d_q_in.row(i, q_cols, d_q_in_row);
-        let mut d_kv = d_kv.row(i, kv_cols, d_kv_row);
-        let mut d_k_rope = d_k_rope.row(i, rope, d_k_rope_row);
-        MlaGrad::row(shape, [d_q, d_k, d_v], angles, [&mut d_q_in, &mut d_kv, &mut d_k_rope]);
     }
 }

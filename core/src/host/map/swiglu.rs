@@ -2,30 +2,32 @@
 
 use rayon::prelude::*;
 
-use super::Simd;
 use super::indices;
+use super::{Fast, Simd};
 use crate::error::Result;
 use crate::host::memory::{self, Floats, FloatsMut, Input};
 use crate::host::simd;
 use crate::ops::{Swiglu, SwigluGrad};
 
-pub(super) fn swiglu(op: &Swiglu<'_>, simd: Simd) -> Result<()> {
-    const OP: &str = Swiglu::OP;
-    let (gate_up, weight) = (memory::input(OP, op.gate_up)?, memory::input_opt(OP, op.weight)?);
-    let limit = indices::limit(OP, op.limit, op.gate_up.rows())?;
-    let mut out = memory::output(OP, op.out)?;
-    let (gate_up, weight) = (gate_up.floats(), weight.as_ref().map(Input::f32));
-    let width = op.gate_up.cols() / 2;
-    let tile = memory::min_rows(width);
-    let out = out.floats().first(limit * width);
-    out.pieces(tile * width).into_par_iter().enumerate().for_each(|(t, out)| {
-        simd::with(
-            simd,
-            #[inline(always)]
-            || forward_tile(gate_up, weight, width, t * tile, out),
-        )
-    });
-    Ok(())
+impl Fast for Swiglu<'_> {
+    fn run(&self, simd: Simd) -> Result<()> {
+        const OP: &str = Swiglu::OP;
+        let (gate_up, weight) = (memory::input(OP, self.gate_up)?, memory::input_opt(OP, self.weight)?);
+        let limit = indices::limit(OP, self.limit, self.gate_up.rows())?;
+        let mut out = memory::output(OP, self.out)?;
+        let (gate_up, weight) = (gate_up.floats(), weight.as_ref().map(Input::f32));
+        let width = self.gate_up.cols() / 2;
+        let tile = memory::min_rows(width);
+        let out = out.floats().first(limit * width);
+        out.pieces(tile * width).into_par_iter().enumerate().for_each(|(t, out)| {
+            simd::with(
+                simd,
+                #[inline(always)]
+                || forward_tile(gate_up, weight, width, t * tile, out),
+            )
+        });
+        Ok(())
+    }
 }
 
 /// Rows from `first` on.
@@ -40,34 +42,37 @@ fn forward_tile(gate_up: Floats<'_>, weight: Option<&[f32]>, width: usize, first
     }
 }
 
-pub(super) fn swiglu_grad(op: &SwigluGrad<'_>, simd: Simd) -> Result<()> {
-    const OP: &str = SwigluGrad::OP;
-    let (gate_up, weight) = (memory::input(OP, op.gate_up)?, memory::input_opt(OP, op.weight)?);
-    let d_out = memory::input(OP, op.d_out)?;
-    let limit = indices::limit(OP, op.limit, op.gate_up.rows())?;
-    let (mut d_gate_up, mut d_weight) = (memory::output(OP, op.d_gate_up)?, memory::output_opt(OP, op.d_weight)?);
-    let rows = Rows { gate_up: gate_up.floats(), weight: weight.as_ref().map(Input::f32), d_out: d_out.floats() };
-    let width = op.gate_up.cols() / 2;
-    let tile = memory::min_rows(width);
-    let d_gate_up = d_gate_up.floats().first(limit * 2 * width).pieces(tile * 2 * width);
-    let tiles = d_gate_up.into_par_iter().enumerate();
-    match &mut d_weight {
-        Some(d_weight) => tiles.zip(d_weight.f32().par_chunks_mut(tile)).for_each(|((t, d), d_weight)| {
-            simd::with(
-                simd,
-                #[inline(always)]
-                || grad_tile(rows, width, t * tile, d, Some(d_weight)),
-            )
-        }),
-        None => tiles.for_each(|(t, d)| {
-            simd::with(
-                simd,
-                #[inline(always)]
-                || grad_tile(rows, width, t * tile, d, None),
-            )
-        }),
+impl Fast for SwigluGrad<'_> {
+    fn run(&self, simd: Simd) -> Result<()> {
+        const OP: &str = SwigluGrad::OP;
+        let (gate_up, weight) = (memory::input(OP, self.gate_up)?, memory::input_opt(OP, self.weight)?);
+        let d_out = memory::input(OP, self.d_out)?;
+        let limit = indices::limit(OP, self.limit, self.gate_up.rows())?;
+        let (mut d_gate_up, mut d_weight) =
+            (memory::output(OP, self.d_gate_up)?, memory::output_opt(OP, self.d_weight)?);
+        let rows = Rows { gate_up: gate_up.floats(), weight: weight.as_ref().map(Input::f32), d_out: d_out.floats() };
+        let width = self.gate_up.cols() / 2;
+        let tile = memory::min_rows(width);
+        let d_gate_up = d_gate_up.floats().first(limit * 2 * width).pieces(tile * 2 * width);
+        let tiles = d_gate_up.into_par_iter().enumerate();
+        match &mut d_weight {
+            Some(d_weight) => tiles.zip(d_weight.f32().par_chunks_mut(tile)).for_each(|((t, d), d_weight)| {
+                simd::with(
+                    simd,
+                    #[inline(always)]
+                    || grad_tile(rows, width, t * tile, d, Some(d_weight)),
+                )
+            }),
+            None => tiles.for_each(|(t, d)| {
+                simd::with(
+                    simd,
+                    #[inline(always)]
+                    || grad_tile(rows, width, t * tile, d, None),
+                )
+            }),
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// What the gradient reads.

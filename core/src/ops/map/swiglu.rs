@@ -1,8 +1,10 @@
 //! SwiGLU (arXiv 2002.05202) with an optional weight for each row, and its gradient. NUMERICS.md, "Row-wise ops".
 
+use crate::backend::Backend;
 use crate::error::Result;
 use crate::numerics::{math, reduce};
-use crate::ops::{Arg, DType, FLOAT, distinct};
+use crate::ops::arguments::op;
+use crate::ops::{Arg, DType, FLOAT, Values, distinct, number};
 use crate::tensor::Tensor;
 
 /// `out = weight * silu(gate) * up`, where a row of `gate_up` is gate, then up.
@@ -27,6 +29,8 @@ pub struct Swiglu<'a> {
     pub out: &'a Tensor,
 }
 
+op!(Swiglu: read(gate_up, weight, limit), write(out));
+
 impl Swiglu<'_> {
     pub(crate) const OP: &'static str = "swiglu";
 
@@ -47,6 +51,18 @@ impl Swiglu<'_> {
         for ((o, &g), u) in out.iter_mut().zip(gate).zip(up) {
             *o = (math::silu(g) * u) * weight;
         }
+    }
+
+    /// The specification.
+    pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let (gate_up, weight) = (Values::read(memory, self.gate_up)?, Values::read_opt(memory, self.weight)?);
+        let mut out = Values::read(memory, self.out)?;
+        let mut row = vec![0.0; self.gate_up.cols() / 2];
+        for r in 0..counted(memory, self.limit, self.gate_up.rows())? {
+            Swiglu::row(&gate_up.row(r), weight.as_ref().map_or(1.0, |weight| weight.float(r)), &mut row);
+            row.iter().enumerate().for_each(|(i, &value)| out.set_float(r * row.len() + i, value));
+        }
+        out.write(memory)
     }
 }
 
@@ -75,6 +91,8 @@ pub struct SwigluGrad<'a> {
     pub d_weight: Option<&'a Tensor>,
 }
 
+op!(SwigluGrad: read(gate_up, weight, limit, d_out), write(d_gate_up, d_weight));
+
 impl SwigluGrad<'_> {
     pub(crate) const OP: &'static str = "swiglu_grad";
 
@@ -87,7 +105,7 @@ impl SwigluGrad<'_> {
         let mut inputs = vec![self.gate_up, self.d_out];
         inputs.extend(self.weight);
         inputs.extend(self.limit);
-        crate::ops::number(
+        number(
             Self::OP,
             "d_weight",
             self.d_weight.is_some() == self.weight.is_some(),
@@ -122,6 +140,31 @@ impl SwigluGrad<'_> {
         }
         d_weight
     }
+
+    /// The specification.
+    pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let (gate_up, weight) = (Values::read(memory, self.gate_up)?, Values::read_opt(memory, self.weight)?);
+        let d_out = Values::read(memory, self.d_out)?.floats();
+        let (mut d_gate_up, mut d_weight) =
+            (Values::read(memory, self.d_gate_up)?, Values::read_opt(memory, self.d_weight)?);
+        let width = self.gate_up.cols() / 2;
+        let mut row = vec![0.0; 2 * width];
+        for r in 0..counted(memory, self.limit, self.gate_up.rows())? {
+            let factor = weight.as_ref().map_or(1.0, |weight| weight.float(r));
+            let sum = SwigluGrad::row(&gate_up.row(r), factor, &d_out[r * width..(r + 1) * width], &mut row);
+            row.iter().enumerate().for_each(|(i, &value)| d_gate_up.set_float(r * row.len() + i, value));
+            if let Some(d_weight) = &mut d_weight {
+                d_weight.set_float(r, sum);
+            }
+        }
+        d_gate_up.write(memory)?;
+        d_weight.map_or(Ok(()), |d_weight| d_weight.write(memory))
+    }
+}
+
+/// The number of rows that count, at most `rows`.
+fn counted(memory: &dyn Backend, limit: Option<&Tensor>, rows: usize) -> Result<usize> {
+    Ok(Values::read_opt(memory, limit)?.map_or(rows, |limit| rows.min(limit.word(0) as usize)))
 }
 
 /// Checks what both ops share and returns i.
@@ -135,7 +178,7 @@ fn check(
 ) -> Result<usize> {
     Arg::new(op, "gate_up", gate_up).dtype(FLOAT)?;
     let cols = gate_up.cols();
-    crate::ops::number(op, "gate_up", cols.is_multiple_of(2), "an even number of columns (gate, up)", cols)?;
+    number(op, "gate_up", cols.is_multiple_of(2), "an even number of columns (gate, up)", cols)?;
     Arg::new(op, field, half).dtype(&[gate_up.dtype()])?;
     if let Some(weight) = weight {
         Arg::new(op, "weight", weight).dtype(&[DType::F32])?.len(gate_up.rows(), "one for each row")?;

@@ -1,6 +1,7 @@
 //! The sequence-wise auxiliary loss of the router. NUMERICS.md, "Routing".
 
-use super::{Arg, DType, NONE, OP, number};
+use super::{Arg, DType, NONE, OP, Values, number, tensors};
+use crate::backend::Backend;
 use crate::error::Result;
 use crate::numerics::reduce;
 use crate::tensor::Tensor;
@@ -32,6 +33,8 @@ pub struct Balance<'a> {
     pub loss: &'a Tensor,
 }
 
+tensors!(Balance: tensor(counts, loss), value(coefficient, sequence));
+
 impl Balance<'_> {
     pub(super) fn check(&self, tokens: usize, experts: usize) -> Result<()> {
         let sequence = self.sequence;
@@ -48,6 +51,36 @@ impl Balance<'_> {
             .shape(&[sequences, experts], "[sequences, experts]")?;
         Arg::new(OP, "balance.loss", self.loss).dtype(&[DType::F32])?.len(sequences, "one for each sequence")?;
         Ok(())
+    }
+}
+
+impl Balance<'_> {
+    /// The tokens of sequence i.
+    pub(crate) fn tokens_of<'b>(
+        &self,
+        i: usize,
+        scores: &'b [f32],
+        ids: &'b [u32],
+        experts: usize,
+        k: usize,
+    ) -> Sequence<'b> {
+        let tokens = i * self.sequence..(i + 1) * self.sequence;
+        Sequence {
+            scores: &scores[tokens.start * experts..tokens.end * experts],
+            ids: &ids[tokens.start * k..tokens.end * k],
+            k,
+            experts,
+        }
+    }
+
+    /// g_e of every sequence.
+    pub(crate) fn slopes(&self, memory: &dyn Backend, scores: &[f32], ids: &[u32], k: usize) -> Result<Vec<f32>> {
+        let (counts, experts) = (Values::read(memory, self.counts)?.words(), self.counts.cols());
+        let mut slopes = vec![0.0; counts.len()];
+        for (i, (slopes, counts)) in slopes.chunks_mut(experts).zip(counts.chunks(experts)).enumerate() {
+            self.tokens_of(i, scores, ids, experts, k).slopes(self.coefficient, counts, slopes);
+        }
+        Ok(slopes)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The counting sort of received rows by expert. NUMERICS.md, "Routing".
 
-use super::{Arg, DType, NONE, OP, distinct, index, indexable, number};
+use super::{Arg, DType, NONE, OP, Values, distinct, index, indexable, number, op};
+use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -37,6 +38,8 @@ pub struct Layout<'a> {
     pub row_slots: &'a Tensor,
 }
 
+op!(Layout: read(ids, counts, weights), write(offsets, slot_rows, slot_weights, row_slots), value(first_expert));
+
 impl<'a> Layout<'a> {
     pub(super) fn check(&self) -> Result<()> {
         let shape = self.ids.shape();
@@ -71,6 +74,7 @@ impl<'a> Layout<'a> {
         }
         Ok(())
     }
+
     /// The choices that live on this rank as (index into ids, local expert), in the order of the rows.
     fn local_choices<'b>(
         &self,
@@ -88,7 +92,28 @@ impl<'a> Layout<'a> {
         })
     }
 
-    /// The specification, but for the weights.
+    /// The specification.
+    pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let (ids, counts) = (Values::read(memory, self.ids)?, Values::read(memory, self.counts)?);
+        let (weights, mut slot_weights) =
+            (Values::read(memory, self.weights)?, Values::read(memory, self.slot_weights)?);
+        let [mut offsets, mut slot_rows, mut row_slots] = [
+            Values::read(memory, self.offsets)?,
+            Values::read(memory, self.slot_rows)?,
+            Values::read(memory, self.row_slots)?,
+        ];
+        let (mut all_offsets, mut all_rows, mut all_slots) = (offsets.words(), slot_rows.words(), row_slots.words());
+        self.sort(&ids.words(), &counts.words(), &mut all_offsets, &mut all_rows, &mut all_slots)?;
+        for (choice, &slot) in all_slots.iter().enumerate().filter(|&(_, &slot)| slot != NONE) {
+            slot_weights.set_float(slot as usize, weights.float(choice));
+        }
+        offsets.set_words(&all_offsets);
+        slot_rows.set_words(&all_rows);
+        row_slots.set_words(&all_slots);
+        [offsets, slot_rows, slot_weights, row_slots].iter().try_for_each(|values| values.write(memory))
+    }
+
+    /// Its work, in memory, but for the weights.
     pub(crate) fn sort(
         &self,
         ids: &[u32],

@@ -9,16 +9,15 @@ mod plan;
 mod top_k;
 
 pub use balance::Balance;
-pub(crate) use balance::Sequence;
 pub use layout::Layout;
 pub use plan::{Plan, Window};
-pub(crate) use top_k::{Chooser, GUARD};
 pub use top_k::{Score, TopK, TopKGrad};
 
-use super::{Arg, Checked, DType, distinct, number};
+use super::{Arg, Checked, DType, Values, arguments, distinct, number};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
 use crate::tensor::Tensor;
+use arguments::{family, op, tensors};
 
 /// In an index: no row, no slot, no expert.
 pub const NONE: u32 = u32::MAX;
@@ -37,6 +36,8 @@ pub enum Route<'a> {
 }
 
 const OP: &str = "route";
+
+family!(Route { TopK, TopKGrad, Plan, Layout }, named |_| OP, by route);
 
 impl Route<'_> {
     /// Checks the arguments.

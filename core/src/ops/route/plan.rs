@@ -1,7 +1,7 @@
 //! Which tokens go to which rank. NUMERICS.md, "Routing".
 
-use super::{Arg, DType, NONE, OP, distinct, index, indexable, known, number};
-use crate::backend::Caps;
+use super::{Arg, DType, NONE, OP, Values, distinct, index, indexable, known, number, op};
+use crate::backend::{Backend, Caps};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -57,6 +57,8 @@ pub struct Plan<'a> {
     pub positions: &'a Tensor,
 }
 
+op!(Plan: read(ids), write(rows, counts, positions), value(experts, window));
+
 impl Plan<'_> {
     pub(super) fn check(&self, caps: &Caps) -> Result<()> {
         let ranks = caps.expert_ranks;
@@ -88,7 +90,24 @@ impl Plan<'_> {
         }
         Ok(())
     }
+
     /// The specification.
+    pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let ids = Values::read(memory, self.ids)?;
+        let [mut rows, mut counts, mut positions] = [
+            Values::read(memory, self.rows)?,
+            Values::read(memory, self.counts)?,
+            Values::read(memory, self.positions)?,
+        ];
+        let (mut all_rows, mut all_counts, mut all_positions) = (rows.words(), counts.words(), positions.words());
+        self.fill(&ids.words(), &mut all_rows, &mut all_counts, &mut all_positions)?;
+        rows.set_words(&all_rows);
+        counts.set_words(&all_counts);
+        positions.set_words(&all_positions);
+        [rows, counts, positions].iter().try_for_each(|values| values.write(memory))
+    }
+
+    /// Its work, in memory.
     pub(crate) fn fill(&self, ids: &[u32], rows: &mut [u32], counts: &mut [u32], positions: &mut [u32]) -> Result<()> {
         let (k, ranks, capacity) = (self.ids.cols(), counts.len(), self.rows.cols());
         let experts_per_rank = self.experts / ranks;

@@ -1,13 +1,11 @@
 //! Scores, and the choice of k experts for each token. NUMERICS.md, "Routing".
 
 use super::balance::{Balance, probabilities, valid};
-use super::{Arg, DType, NONE, OP, distinct, number};
+use super::{Arg, DType, NONE, OP, Values, distinct, index, number, op};
+use crate::backend::Backend;
 use crate::error::Result;
 use crate::numerics::{math, reduce};
 use crate::tensor::Tensor;
-
-/// Keeps the weights of a token finite whose chosen scores are all 0.
-pub(crate) const GUARD: f32 = 1e-20;
 
 /// How logits become scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,6 +63,14 @@ pub struct TopK<'a> {
     pub balance: Option<Balance<'a>>,
 }
 
+op!(TopK:
+    read(logits, bias, valid),
+    write(scores, ids, weights),
+    update(counts),
+    write(balance),
+    value(score, groups, top_groups, normalize, scale)
+);
+
 /// The gradient of [`TopK`]: from the weights (and the auxiliary loss) to the logits.
 ///
 /// # Shape
@@ -99,7 +105,12 @@ pub struct TopKGrad<'a> {
     pub d_logits: &'a Tensor,
 }
 
+op!(TopKGrad: read(scores, ids, d_weights, balance), write(d_logits), value(score, normalize, scale));
+
 impl TopK<'_> {
+    /// Added to the sum of the chosen scores: keeps the weights of a token finite whose chosen scores are all 0.
+    pub const GUARD: f32 = 1e-20;
+
     pub(super) fn check(&self) -> Result<()> {
         let (tokens, experts) = (self.logits.rows(), self.logits.cols());
         let k = self.ids.cols();
@@ -168,7 +179,7 @@ impl TopKGrad<'_> {
 impl Score {
     /// The scores of one token.
     #[inline(always)]
-    fn of(self, logits: &[f32], scores: &mut [f32]) {
+    pub(crate) fn of(self, logits: &[f32], scores: &mut [f32]) {
         match self {
             Score::Sigmoid => {
                 for (score, &x) in scores.iter_mut().zip(logits) {
@@ -207,122 +218,98 @@ impl Score {
     }
 }
 
-/// A value and its index as one integer: the larger, the better. Value descending, NaN last, then index ascending.
-#[inline(always)]
-fn key(value: f32, index: usize) -> u64 {
-    // Adding +0 makes the two zeros one.
-    let bits = (value + 0.0).to_bits();
-    let ordered = if bits >> 31 == 0 { bits | 1 << 31 } else { !bits };
-    let ordered = if value.is_nan() { 0 } else { ordered };
-    u64::from(ordered) << 32 | (u64::from(u32::MAX) - index as u64)
-}
-
-/// The index in a key.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the lower half of the key")]
-fn index_of(key: u64) -> u32 {
-    !(key as u32)
-}
-
-/// The value in a key.
-#[inline(always)]
-fn value_of(key: u64) -> f32 {
-    match (key >> 32) as u32 {
-        0 => f32::NAN,
-        ordered if ordered >> 31 == 1 => f32::from_bits(ordered & !(1 << 31)),
-        ordered => f32::from_bits(!ordered),
-    }
-}
-
-/// Fills `best` with the largest keys, in descending order.
-#[inline(always)]
-fn largest(keys: impl Iterator<Item = u64>, best: &mut [u64]) {
-    best.fill(0);
-    for key in keys {
-        let mut place = best.len();
-        while place > 0 && key > best[place - 1] {
-            place -= 1;
+impl TopK<'_> {
+    /// The specification.
+    pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let (logits, bias) = (Values::read(memory, self.logits)?, Values::read_opt(memory, self.bias)?);
+        let valid = Values::read_opt(memory, self.valid)?;
+        let (mut scores, mut ids) = (Values::read(memory, self.scores)?, Values::read(memory, self.ids)?);
+        let (mut weights, mut counts) = (Values::read(memory, self.weights)?, Values::read(memory, self.counts)?);
+        let (tokens, experts, k) = (self.logits.rows(), self.logits.cols(), self.ids.cols());
+        let bias = bias.map_or(vec![], |bias| bias.floats());
+        for token in 0..tokens {
+            let mut row = vec![0.0; experts];
+            self.score.of(&logits.row(token), &mut row);
+            scores.set_row(token, &row);
+            let (mut chosen, mut of_chosen) = (vec![NONE; k], vec![0.0; k]);
+            if valid.as_ref().is_none_or(|valid| valid.word(token) != 0) {
+                chosen = self.choose(&row, &bias);
+                self.weigh(&row, &chosen, &mut of_chosen);
+                chosen.iter().map(|&id| id as usize).for_each(|id| counts.set_word(id, counts.word(id) + 1));
+            }
+            chosen.iter().enumerate().for_each(|(i, &id)| ids.set_word(token * k + i, id));
+            weights.set_row(token, &of_chosen);
         }
-        if place < best.len() {
-            best[place..].rotate_right(1);
-            best[place] = key;
+        if let Some(balance) = &self.balance {
+            let (scores, ids) = (scores.floats(), ids.words());
+            let (mut counts, mut loss) =
+                (Values::read(memory, balance.counts)?.words(), Values::read(memory, balance.loss)?);
+            for (i, counts) in counts.chunks_mut(experts).enumerate() {
+                let sequence = balance.tokens_of(i, &scores, &ids, experts, k);
+                sequence.count(counts);
+                loss.set_float(i, sequence.loss(balance.coefficient, counts));
+            }
+            let mut of_sequences = Values::read(memory, balance.counts)?;
+            of_sequences.set_words(&counts);
+            of_sequences.write(memory)?;
+            loss.write(memory)?;
         }
-    }
-}
-
-/// Chooses experts token by token, with memory of its own for the candidates.
-#[derive(Debug)]
-pub(crate) struct Chooser<'a> {
-    op: TopK<'a>,
-    bias: Option<&'a [f32]>,
-    groups: Vec<u64>,
-    experts: Vec<u64>,
-}
-
-impl<'a> Chooser<'a> {
-    pub(crate) fn new(op: TopK<'a>, bias: Option<&'a [f32]>) -> Self {
-        Chooser { op, bias, groups: vec![0; op.top_groups], experts: vec![0; op.ids.cols()] }
+        [scores, ids, weights, counts].iter().try_for_each(|values| values.write(memory))
     }
 
-    /// The specification of [`TopK`] for one token, but for the counts.
+    /// The experts of one token, the best first.
+    fn choose(&self, scores: &[f32], bias: &[f32]) -> Vec<u32> {
+        let value = |e: usize| bias.get(e).map_or(scores[e], |bias| scores[e] + bias);
+        let size = scores.len() / self.groups;
+        let members = |group: usize| (group * size..(group + 1) * size).map(|e| (value(e), e)).collect::<Vec<_>>();
+        let groups = (0..self.groups).map(|group| match best(members(group), 2)[..] {
+            [first, second] if self.score == Score::Sigmoid => (value(first) + value(second), group),
+            [first, ..] => (value(first), group),
+            [] => (0.0, group),
+        });
+        let groups = best(groups.collect(), self.top_groups);
+        best(groups.into_iter().flat_map(members).collect(), self.ids.cols()).into_iter().map(index).collect()
+    }
+
+    /// The weights of one token's choices.
     #[inline(always)]
-    pub(crate) fn token(
-        &mut self,
-        logits: &[f32],
-        valid: bool,
-        scores: &mut [f32],
-        ids: &mut [u32],
-        weights: &mut [f32],
-    ) {
-        self.op.score.of(logits, scores);
-        if valid {
-            self.choose(scores, ids);
-            self.weigh(scores, ids, weights);
-        } else {
-            ids.fill(NONE);
-            weights.fill(0.0);
-        }
-    }
-
-    #[inline(always)]
-    fn choose(&mut self, scores: &[f32], ids: &mut [u32]) {
-        let size = scores.len() / self.op.groups;
-        let bias = self.bias;
-        let keys = |group: usize| {
-            let value = move |e: usize| bias.map_or(scores[e], |bias| scores[e] + bias[e]);
-            (group * size..(group + 1) * size).map(move |e| key(value(e), e))
-        };
-        if self.op.groups == 1 {
-            largest(keys(0), &mut self.experts);
-        } else {
-            let values = (0..self.op.groups).map(|group| {
-                let mut two = [0; 2];
-                largest(keys(group), &mut two);
-                let alone = self.op.score == Score::Softmax || size == 1;
-                let value = if alone { value_of(two[0]) } else { value_of(two[0]) + value_of(two[1]) };
-                key(value, group)
-            });
-            largest(values, &mut self.groups);
-            let candidates = self.groups.iter().flat_map(|&group| keys(index_of(group) as usize));
-            largest(candidates, &mut self.experts);
-        }
-        for (id, &key) in ids.iter_mut().zip(&self.experts) {
-            *id = index_of(key);
-        }
-    }
-
-    #[inline(always)]
-    fn weigh(&self, scores: &[f32], ids: &[u32], weights: &mut [f32]) {
-        let TopK { normalize, scale, .. } = self.op;
+    pub(crate) fn weigh(&self, scores: &[f32], ids: &[u32], weights: &mut [f32]) {
+        let TopK { normalize, scale, .. } = *self;
         let chosen = ids.iter().map(|&id| scores[id as usize]);
-        let divisor = if normalize { chosen.clone().fold(0.0, |sum, score| sum + score) + GUARD } else { 1.0 };
+        let divisor = if normalize { chosen.clone().fold(0.0, |sum, score| sum + score) + TopK::GUARD } else { 1.0 };
         for (weight, score) in weights.iter_mut().zip(chosen) {
             *weight = scale * (score / divisor);
         }
     }
 }
 
+/// The indices of the `count` best of these values: value descending, NaN last, index ascending among equals.
+fn best(mut values: Vec<(f32, usize)>, count: usize) -> Vec<usize> {
+    values.sort_by(|(a, i), (b, j)| {
+        let by_value = b.partial_cmp(a).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()));
+        by_value.then(i.cmp(j))
+    });
+    values.into_iter().take(count).map(|(_, i)| i).collect()
+}
+
 impl TopKGrad<'_> {
+    /// The specification.
+    pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
+        let (scores, ids) = (Values::read(memory, self.scores)?.floats(), Values::read(memory, self.ids)?.words());
+        let (d_weights, mut d_logits) = (Values::read(memory, self.d_weights)?, Values::read(memory, self.d_logits)?);
+        let (experts, k) = (self.scores.cols(), self.ids.cols());
+        let slopes = self.balance.map(|balance| balance.slopes(memory, &scores, &ids, k)).transpose()?;
+        let (mut p, mut d) = (vec![0.0; experts], vec![0.0; experts]);
+        for token in 0..self.scores.rows() {
+            let (scores, ids) = (&scores[token * experts..][..experts], &ids[token * k..][..k]);
+            let slopes = self.balance.zip(slopes.as_ref());
+            let slopes = slopes.map(|(balance, all)| &all[token / balance.sequence * experts..][..experts]);
+            self.token(scores, ids, &d_weights.row(token), slopes, &mut p, &mut d);
+            d_logits.set_row(token, &d);
+        }
+        d_logits.write(memory)
+    }
+
     /// The specification for one token: `d` receives the gradient of the logits; `slopes` are those of its sequence's
     /// [`Balance`]; `p` is scratch for its probabilities.
     #[inline(always)]
@@ -342,7 +329,7 @@ impl TopKGrad<'_> {
         let chosen = ids.iter().zip(d_weights).filter(|&(&id, _)| id != NONE);
         let chosen = chosen.map(|(&id, &d_weight)| (id as usize, self.scale * d_weight));
         if self.normalize {
-            let divisor = chosen.clone().fold(0.0, |sum, (e, _)| sum + scores[e]) + GUARD;
+            let divisor = chosen.clone().fold(0.0, |sum, (e, _)| sum + scores[e]) + TopK::GUARD;
             let dot = chosen.clone().fold(0.0, |sum, (e, dr)| sum + dr * (scores[e] / divisor));
             chosen.for_each(|(e, dr)| d[e] = (dr - dot) / divisor);
         } else {
@@ -358,35 +345,5 @@ impl TopKGrad<'_> {
             }
         }
         self.score.back(scores, d);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_order_values_then_indices() {
-        let ascending = [f32::NAN, f32::NEG_INFINITY, -2.0, -1e-45, 0.0, 1e-45, 1.0, f32::INFINITY];
-        for (i, &a) in ascending.iter().enumerate() {
-            for (j, &b) in ascending.iter().enumerate() {
-                let expected = i.cmp(&j).then(1.cmp(&0));
-                assert_eq!(key(a, 0).cmp(&key(b, 1)), expected, "{a} at 0 against {b} at 1");
-            }
-            assert_eq!((index_of(key(a, i)), value_of(key(a, i)).to_bits()), (index(i), a.to_bits()));
-        }
-        assert_eq!(key(-0.0, 5), key(0.0, 5));
-        assert!(key(-f32::NAN, 0) < key(f32::NEG_INFINITY, 1));
-    }
-
-    fn index(i: usize) -> u32 {
-        u32::try_from(i).unwrap()
-    }
-
-    #[test]
-    fn the_largest_come_in_descending_order() {
-        let mut best = [0; 3];
-        largest([3, 9, 1, 7, 8].into_iter(), &mut best);
-        assert_eq!(best, [9, 8, 7]);
     }
 }

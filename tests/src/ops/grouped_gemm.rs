@@ -1,0 +1,148 @@
+//! The grouped product over every kind, operand format and numeric model.
+
+#[cfg(test)]
+mod cases;
+#[cfg(test)]
+mod cuda;
+#[cfg(test)]
+mod problem;
+#[cfg(test)]
+mod properties;
+
+use dropless_core::ops::{GemmKind, GroupedGemm, Operand, Side};
+use dropless_core::{DType, NumericModel, Tensor};
+
+use crate::differential::{Maker, Problem};
+
+pub(crate) const PROBLEMS: [Problem; 2] = [
+    Problem { numerics: NumericModel::Hopper, ..Problem::new("grouped_gemm_hopper", product) },
+    Problem { numerics: NumericModel::F32, ..Problem::new("grouped_gemm_f32", product) },
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    F32,
+    Bf16,
+    Mxfp8,
+    Fp8Block,
+}
+
+impl Format {
+    /// Elements along the sum that share a scale.
+    fn block(self) -> usize {
+        match self {
+            Format::F32 | Format::Bf16 => 1,
+            Format::Mxfp8 => 32,
+            Format::Fp8Block => 128,
+        }
+    }
+}
+
+/// A factor: its elements, and its row indices or its scales.
+struct Factor {
+    format: Format,
+    elements: Tensor,
+    extra: Option<Tensor>,
+}
+
+impl Factor {
+    fn operand(&self) -> Operand<'_> {
+        match (self.format, &self.extra) {
+            (Format::Mxfp8, Some(scales)) => Operand::Mxfp8 { codes: &self.elements, scales },
+            (Format::Fp8Block, Some(scale_inv)) => Operand::Fp8Block { codes: &self.elements, scale_inv },
+            (_, gather) => Operand::Plain { values: &self.elements, gather: gather.as_ref() },
+        }
+    }
+}
+
+fn factor(m: &mut Maker<'_>, format: Format, side: Side, gather: bool) -> Factor {
+    let shape = side.shape();
+    let (elements, extra) = match format {
+        Format::F32 | Format::Bf16 => {
+            let dtype = if format == Format::F32 { DType::F32 } else { DType::Bf16 };
+            if gather {
+                let sources = 7;
+                let index: Vec<u32> = (0..shape[0]).map(|_| m.random.below(sources) as u32).collect();
+                (m.tensor(dtype, &[sources, shape[1]]), Some(m.integers(&[shape[0]], &index)))
+            } else {
+                (m.tensor(dtype, &shape), None)
+            }
+        }
+        Format::Mxfp8 => {
+            let scales = side.mxfp8_scales().shape();
+            let elements = m.tensor(DType::E4m3, &shape);
+            let len = scales.iter().product();
+            // Mostly near 1, now and then any scale at all.
+            let codes: Vec<u8> = (0..len)
+                .map(|_| if m.random.below(50) == 0 { m.random.bits() as u8 } else { 120 + m.random.below(12) as u8 })
+                .collect();
+            (elements, Some(m.with_bytes(DType::Ue8m0, &scales, &codes)))
+        }
+        Format::Fp8Block => {
+            let elements = m.tensor(DType::E4m3, &side.chain_last().shape());
+            (elements, Some(m.tensor(DType::F32, &side.fp8_scales().shape())))
+        }
+    };
+    Factor { format, elements, extra }
+}
+
+/// A product. Rows past the last group hold values that must not show.
+fn product(m: &mut Maker<'_>) {
+    let kind = m.one_of(&[GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad]);
+    let format = m.one_of(&[Format::F32, Format::Bf16, Format::Mxfp8, Format::Fp8Block]);
+    let (block, groups) = (format.block(), 1 + m.below(4));
+    let (mut n, mut k, mut spare) = (extent(m), extent(m), m.below(10));
+    let mut offsets = vec![0u32];
+    for _ in 0..groups {
+        let mut size = size(m);
+        if kind == GemmKind::Wgrad {
+            size = size.next_multiple_of(block);
+        }
+        offsets.push(offsets[offsets.len() - 1] + size as u32);
+    }
+    match (kind, format) {
+        (GemmKind::Wgrad, _) => spare = spare.next_multiple_of(block),
+        (GemmKind::Forward, Format::Mxfp8) => k = k.next_multiple_of(block),
+        (GemmKind::Dgrad, Format::Mxfp8) => n = n.next_multiple_of(block),
+        _ => {}
+    }
+    let rows = offsets[groups] as usize + spare;
+    let product = kind.product(groups, rows, n, k);
+    let ([a, b], out) = (product.sides, product.out_shape());
+    let gather = m.flag() && block == 1;
+    let a = factor(m, format, a, gather);
+    let b = factor(m, format, b, gather && product.ragged_chain());
+    let offsets = m.integers(&[groups + 1], &offsets);
+    let accumulate = m.flag();
+    let out = if accumulate {
+        m.in_place("out", DType::F32, &out)
+    } else {
+        let dtype = m.float();
+        m.output("out", dtype, &out)
+    };
+    let (a, b) = (a.operand(), b.operand());
+    m.run(GroupedGemm { kind, a, b, offsets: &offsets, out: &out, accumulate }, GroupedGemm::run);
+}
+
+/// Rows of a group: none, one, a tile and its neighbours.
+fn size(m: &mut Maker<'_>) -> usize {
+    match m.below(10) {
+        0 | 1 => 0,
+        2 | 3 => 1,
+        4 => 8,
+        5 => 9,
+        6..9 => m.below(40),
+        _ => 120 + m.below(20),
+    }
+}
+
+/// Of a weight: one, a tile and its neighbours, and tails.
+fn extent(m: &mut Maker<'_>) -> usize {
+    match m.below(7) {
+        0 => 1,
+        1 => 64,
+        2 => 65,
+        3..6 => 1 + m.below(99),
+        _ => 120 + m.below(180),
+    }
+}

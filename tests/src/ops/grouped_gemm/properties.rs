@@ -1,0 +1,136 @@
+//! The grouped product of the host backend against one chain of `mma` for each element.
+
+use super::problem::{FORMATS, Format, GUARD, KINDS, MODELS, Problem, Random, assert_same, host, levels, sizes_for};
+use dropless_core::ops::GemmKind;
+use dropless_core::{DType, NumericModel};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngSeed};
+
+#[test]
+fn every_kind_and_format_follows_the_model() {
+    for kind in KINDS {
+        for format in FORMATS {
+            let mut problem = Problem::new(kind, format, &sizes_for(kind, format, &[5, 0, 33, 1]), 160, 96, 1);
+            problem.check();
+            problem.out = DType::Bf16;
+            problem.check_with(&[NumericModel::Hopper], GUARD);
+            problem.out = DType::F32;
+            problem.accumulate = true;
+            problem.check_with(&[NumericModel::Hopper], 0x3FC0_0000);
+        }
+    }
+}
+
+#[test]
+fn gathered_rows_are_the_rows_they_name() {
+    let mut random = Random(2);
+    for kind in KINDS {
+        for format in [Format::F32, Format::Bf16] {
+            for sides in [[true, false], [false, true], [true, true]] {
+                if sides[1] && kind != GemmKind::Wgrad {
+                    continue;
+                }
+                let mut problem = Problem::new(kind, format, &[7, 0, 20], 24, 40, 3);
+                // The source has as many rows as there are slots; indices repeat.
+                problem.gather = sides.map(|on| on.then(|| (0..27).map(|_| random.below(27) as u32).collect()));
+                problem.check();
+            }
+        }
+    }
+}
+
+/// Both operands' rows and the output's rows past the last offset.
+#[test]
+fn rows_past_the_last_offset_are_neither_read_nor_written() {
+    for kind in KINDS {
+        for format in FORMATS {
+            let sizes = sizes_for(kind, format, &[3, 0, 5]);
+            let exact = Problem::new(kind, format, &sizes, 64, 32, 4);
+            let mut longer = exact.clone();
+            longer.add_rows(if format == Format::Fp8Block { 128 } else { 32 });
+            for simd in levels() {
+                let host = host(NumericModel::Hopper, simd);
+                let (want, got) = (exact.run(&host, GUARD).unwrap(), longer.run(&host, GUARD).unwrap());
+                assert_same(&got[..want.len()], &want, || format!("{simd:?} {longer}"));
+                assert!(
+                    got[want.len()..].iter().all(|x| x.to_bits() == GUARD),
+                    "{simd:?} {longer}: wrote past the end"
+                );
+            }
+        }
+    }
+}
+
+fn fixed(cases: u32) -> Config {
+    Config { cases, rng_seed: RngSeed::Fixed(0), ..Config::default() }
+}
+
+proptest! {
+    #![proptest_config(fixed(40))]
+
+    #[test]
+    fn any_product_follows_the_model(
+        kind in prop::sample::select(&KINDS[..]),
+        format in prop::sample::select(&[Format::F32, Format::Bf16][..]),
+        model in prop::sample::select(&MODELS[..]),
+        sizes in prop::collection::vec(prop_oneof![Just(0), Just(1), 15..18usize, 0..40usize], 1..6),
+        n in prop_oneof![1..4usize, 31..34usize, 1..70usize],
+        k in prop_oneof![1..4usize, 15..18usize, 1..140usize],
+        gather in any::<bool>(),
+        accumulate in any::<bool>(),
+        out in prop::sample::select(&[DType::F32, DType::Bf16][..]),
+        seed in any::<u64>(),
+    ) {
+        let mut problem = Problem::new(kind, format, &sizes, n, k, seed);
+        problem.out = out;
+        problem.accumulate = accumulate && out == DType::F32;
+        if gather {
+            let mut random = Random(seed);
+            problem.gather[0] = Some((0..problem.rows).map(|_| random.below(problem.rows) as u32).collect());
+        }
+        problem.check_with(&[model], if problem.accumulate { 0x3FC0_0000 } else { GUARD });
+    }
+
+    /// A row's bits depend on that row, its group's matrix and k: not on the order of the rows or on the other rows.
+    #[test]
+    fn a_row_does_not_depend_on_its_batch(
+        kind in prop::sample::select(&[GemmKind::Forward, GemmKind::Dgrad][..]),
+        model in prop::sample::select(&MODELS[..]),
+        sizes in prop::collection::vec(0..40usize, 1..5),
+        more in 0..200usize,
+        seed in any::<u64>(),
+    ) {
+        let alone = Problem::new(kind, Format::Bf16, &sizes, 40, 56, seed);
+        let mut batch = alone.clone();
+        let mut random = Random(seed);
+        let (mut rows, mut ends) = (vec![], vec![0]);
+        for group in 0..alone.groups() {
+            let mut mine: Vec<u32> = alone.group(group).map(|row| row as u32).collect();
+            if alone.rows > 0 {
+                mine.extend((0..random.below(more + 1)).map(|_| random.below(alone.rows) as u32));
+            }
+            for i in (1..mine.len()).rev() {
+                mine.swap(i, random.below(i + 1));
+            }
+            rows.extend(mine);
+            ends.push(rows.len() as u32);
+        }
+        batch.rows = rows.len();
+        batch.offsets = ends;
+        batch.gather[0] = Some(rows.clone());
+        for simd in levels() {
+            let host = host(model, simd);
+            let (one, many) = (alone.run(&host, GUARD).unwrap(), batch.run(&host, GUARD).unwrap());
+            let cols = alone.out_shape()[1];
+            for group in 0..batch.groups() {
+                for row in batch.group(group) {
+                    let source = rows[row] as usize;
+                    if alone.group(group).contains(&source) {
+                        let what = || format!("{model:?} {simd:?} {batch}: row {source} as row {row}");
+                        assert_same(&many[row * cols..][..cols], &one[source * cols..][..cols], what);
+                    }
+                }
+            }
+        }
+    }
+}
