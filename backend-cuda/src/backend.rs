@@ -6,11 +6,11 @@ use std::time::Duration;
 use dropless_core::backend::{EventState, expert_ranks};
 use dropless_core::ops::{AllToAll, Attention, GroupQuantize, GroupedGemm, Map, Offload, Route};
 use dropless_core::{
-    Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor, Timings,
+    Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor, Timeouts, Timings,
 };
 
 use crate::BACKEND;
-use crate::comm::{Comm, Exchange, World};
+use crate::comm::{Comm, Transport, World};
 use crate::device::Gpu;
 use crate::driver;
 use crate::graph::Graph;
@@ -30,9 +30,9 @@ pub struct CudaOptions {
     /// Ranks that share one set of experts; all of them if None.
     pub expert_ranks: Option<usize>,
     /// How rows travel between the ranks.
-    pub exchange: Exchange,
-    /// The longest that the ranks wait for each other while none is [away](Backend::set_away). When one fails, is gone, is
-    /// not heard of or does not come, all of them have failed within this time. A process that cannot, because it is away
+    pub transport: Transport,
+    /// The longest that the ranks wait for each other while none has [suspended](Timeouts) this. When one fails, exits,
+    /// stops responding or never joins, all of them have failed within this time. A process that cannot, because it is busy
     /// or a call of a driver does not return, is ended with code 1, or by a signal a second later.
     pub timeout: Duration,
     /// Wait after every launch, so that a failure shows at the call that caused it. For finding faults; slow.
@@ -46,7 +46,7 @@ impl Default for CudaOptions {
             device: 0,
             world: None,
             expert_ranks: None,
-            exchange: Exchange::Auto,
+            transport: Transport::Auto,
             timeout: Duration::from_secs(60),
             synchronous: std::env::var_os("DROPLESS_CUDA_SYNC").is_some(),
         }
@@ -59,7 +59,7 @@ impl Default for CudaOptions {
 pub struct Cuda {
     caps: Caps,
     timer: Timer,
-    comm: Comm,
+    comm: Arc<Comm>,
     gpu: Arc<Gpu>,
 }
 
@@ -79,7 +79,7 @@ impl Cuda {
         }
         let gpu = Gpu::open(options.device, options.synchronous)?;
         let (rank, ranks) = options.world.as_ref().map_or((0, 1), |world| (world.rank, world.ranks));
-        let caps = Caps {
+        let mut caps = Caps {
             backend: BACKEND,
             device: gpu.name.clone(),
             numerics: options.numerics,
@@ -88,8 +88,11 @@ impl Cuda {
             expert_ranks: expert_ranks(ranks, options.expert_ranks)?,
             max_buffer_bytes: gpu.memory_bytes,
             peak_flops: Some(gpu.peak_flops()),
+            timeouts: Timeouts::default(),
         };
-        let comm = Comm::open(&gpu, &caps, options.world.as_ref(), options.exchange, options.timeout)?;
+        let comm = Comm::open(&gpu, &caps, options.world.as_ref(), options.transport, options.timeout)?;
+        let comm = Arc::new(comm);
+        caps.timeouts = Timeouts::new(Arc::new(comm.busy()));
         Ok(Cuda { caps, timer: Timer::default(), comm, gpu })
     }
 
@@ -134,9 +137,7 @@ impl Backend for Cuda {
 
     fn wait(&self) -> Result<()> {
         const OP: &str = "wait";
-        let waited = self.gpu.bind(OP).and_then(|()| self.gpu.synchronize(OP));
-        self.comm.check(OP)?;
-        self.gpu.blame(waited)
+        self.comm.wait(OP)
     }
 
     fn timings(&self) -> Result<Option<Timings>> {
@@ -166,13 +167,6 @@ impl Backend for Cuda {
 
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
         self.timer.time(&self.gpu, Work::Exchange(op.group), || all_to_all::run(&self.gpu, &self.comm, op))
-    }
-
-    fn set_away(&self, away: bool) -> Result<()> {
-        if away {
-            self.wait()?;
-        }
-        self.comm.set_away("set_away", away)
     }
 
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {

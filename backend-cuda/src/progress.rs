@@ -77,6 +77,7 @@ mod tests {
     use crate::kernel::{Kernel, Launch, PRELUDE, params};
     use crate::memory;
     use dropless_core::{DType, Memory};
+    use dropless_tests::require::Need;
 
     params!(
         /// `address`: where the kernel writes, if it is not 0.
@@ -113,14 +114,7 @@ mod tests {
     /// The device is of no use to this process afterwards.
     #[test]
     fn a_kernel_that_fails_is_named_by_whoever_notices() {
-        let required = std::env::var("DROPLESS_REQUIRE").is_ok_and(|names| names.split(',').any(|name| name == "cuda"));
-        let gpu = match Gpu::open(0, false) {
-            Err(Error::Unavailable { why, .. }) if !required => {
-                println!("skipped: {why}");
-                return;
-            }
-            opened => opened.unwrap(),
-        };
+        let Some(gpu) = Need::Cuda.or_skip(Gpu::open(0, false)) else { return };
         let launch = |kernel, address| {
             let params = Params { address }.words();
             let (blocks, threads) = (1, 1);

@@ -5,4 +5,6 @@
 pub mod differential;
 pub mod metered;
 pub mod moe;
+pub mod require;
 pub mod specification;
+pub mod toy;
