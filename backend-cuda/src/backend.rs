@@ -7,11 +7,11 @@ use std::time::Duration;
 use dropless_core::backend::{EventState, expert_ranks};
 use dropless_core::ops::{AllToAll, Attention, GroupQuantize, GroupedGemm, Map, Offload, Route};
 use dropless_core::{
-    Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor, Timings,
+    Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor, Timeouts, Timings,
 };
 
 use crate::BACKEND;
-use crate::comm::{Comm, Exchange, World};
+use crate::comm::{Comm, Transport, World};
 use crate::device::Gpu;
 use crate::driver;
 use crate::graph::Graph;
@@ -32,9 +32,9 @@ pub struct CudaOptions {
     /// Ranks that share one set of experts; all of them if None.
     pub expert_ranks: Option<usize>,
     /// How rows travel between the ranks.
-    pub exchange: Exchange,
-    /// The longest that the ranks wait for each other while none is [away](Backend::set_away). When one fails, is gone, is
-    /// not heard of or does not come, all of them have failed within this time. A process that cannot, because it is away
+    pub transport: Transport,
+    /// The longest that the ranks wait for each other while none has [suspended](Timeouts) this. When one fails, exits,
+    /// stops responding or never joins, all of them have failed within this time. A process that cannot, because it is busy
     /// or a call of a driver does not return, is ended with code 1, or by a signal a second later.
     pub timeout: Duration,
     /// Wait after every launch, so that a failure shows at the call that caused it. For finding faults; slow.
@@ -48,7 +48,7 @@ impl Default for CudaOptions {
             device: 0,
             world: None,
             expert_ranks: None,
-            exchange: Exchange::Auto,
+            transport: Transport::Auto,
             timeout: Duration::from_secs(60),
             synchronous: std::env::var_os("DROPLESS_CUDA_SYNC").is_some(),
         }
@@ -62,7 +62,7 @@ pub struct Cuda {
     caps: Caps,
     timer: Timer,
     /// Takes leave of the other ranks, or breaks off what they do not end, before the next waits.
-    comm: Comm,
+    comm: Arc<Comm>,
     loans: Arc<Loans>,
     gpu: Arc<Gpu>,
 }
@@ -108,7 +108,7 @@ impl Cuda {
         }
         let gpu = Gpu::open(options.device, options.synchronous, compute)?;
         let (rank, ranks) = options.world.as_ref().map_or((0, 1), |world| (world.rank, world.ranks));
-        let caps = Caps {
+        let mut caps = Caps {
             backend: BACKEND,
             device: gpu.name.clone(),
             numerics: options.numerics,
@@ -117,8 +117,10 @@ impl Cuda {
             expert_ranks: expert_ranks(ranks, options.expert_ranks)?,
             max_buffer_bytes: gpu.memory_bytes,
             peak_flops: Some(gpu.peak_flops()),
+            timeouts: Timeouts::default(),
         };
-        let comm = Comm::open(&gpu, &caps, options.world.as_ref(), options.exchange, options.timeout)?;
+        let comm = Arc::new(Comm::open(&gpu, &caps, options.world.as_ref(), options.transport, options.timeout)?);
+        caps.timeouts = Timeouts::new(Arc::new(comm.busy()));
         let loans = Loans::new(&gpu);
         Ok(Cuda { caps, timer: Timer::default(), comm, loans, gpu })
     }
@@ -196,10 +198,9 @@ impl Backend for Cuda {
 
     fn wait(&self) -> Result<()> {
         const OP: &str = "wait";
-        let waited = self.gpu.bind(OP).and_then(|()| self.gpu.synchronize(OP));
-        self.comm.check(OP)?;
+        let waited = self.comm.wait(OP);
         self.loans.settle();
-        self.gpu.blame(waited)
+        waited
     }
 
     fn timings(&self) -> Result<Option<Timings>> {
@@ -229,13 +230,6 @@ impl Backend for Cuda {
 
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
         self.timer.time(&self.gpu, Work::Exchange(op.group), || all_to_all::run(&self.gpu, &self.comm, op))
-    }
-
-    fn set_away(&self, away: bool) -> Result<()> {
-        if away {
-            self.wait()?;
-        }
-        self.comm.set_away("set_away", away)
     }
 
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {

@@ -20,7 +20,7 @@ mod progress;
 mod timer;
 
 pub use backend::{Cuda, CudaOptions};
-pub use comm::{Exchange, World};
+pub use comm::{Transport, World};
 pub use device::{DeviceReport, devices, usable};
 pub use graph::Graph;
 pub use jit::kept_kernels;

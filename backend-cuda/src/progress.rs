@@ -77,6 +77,7 @@ mod tests {
     use crate::kernel::{Kernel, Launch, PRELUDE, scalars};
     use crate::memory;
     use dropless_core::{DType, Memory};
+    use dropless_tests::require::Need;
 
     scalars!(
         /// `address`: where the kernel writes, if it is not 0.
@@ -110,14 +111,7 @@ mod tests {
     /// The device is of no use to this process afterwards.
     #[test]
     fn a_kernel_that_fails_is_named_by_whoever_notices() {
-        let required = std::env::var("DROPLESS_REQUIRE").is_ok_and(|names| names.split(',').any(|name| name == "cuda"));
-        let gpu = match Gpu::open(0, false, None) {
-            Err(Error::Unavailable { why, .. }) if !required => {
-                println!("skipped: {why}");
-                return;
-            }
-            opened => opened.unwrap(),
-        };
+        let Some(gpu) = Need::Cuda.or_skip(Gpu::open(0, false, None)) else { return };
         let launch = |kernel, address| gpu.launch(Launch::new(kernel, Target { address }, &[], 1, 1));
         launch(&BEFORE, 0).unwrap();
         launch(&AFTER, 0).unwrap();

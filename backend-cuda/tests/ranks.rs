@@ -14,26 +14,26 @@ use std::time::{Duration, Instant};
 
 use dropless_core::ops::{AllToAll, Counts};
 use dropless_core::{Backend, Caps, DType, Error, Group, Memory, Result, Tensor};
-use dropless_cuda::{Cuda, CudaOptions, Exchange, World};
+use dropless_cuda::{Cuda, CudaOptions, Transport, World};
+use dropless_tests::require::Need;
 
 /// What a receive buffer holds before, to see what was written.
 const OLD: u8 = 0xEE;
 
 fn main() -> ExitCode {
-    let required = std::env::var("DROPLESS_REQUIRE").is_ok_and(|names| names.split(',').any(|name| name == "ranks"));
     let world = match World::from_environment() {
         Ok(Some(world)) if world.ranks > 1 => world,
         Err(error) => panic!("{error}"),
-        _ if required => panic!("no launcher started this process"),
+        _ if Need::Ranks.required() => panic!("no launcher started this process"),
         _ => {
             println!("skipped: no launcher started this process");
             return ExitCode::SUCCESS;
         }
     };
-    for exchange in [Exchange::Nccl, Exchange::Peer] {
-        let cuda = match open(&world, exchange, None, Duration::from_secs(60)) {
+    for transport in [Transport::Nccl, Transport::Peer] {
+        let cuda = match open(&world, transport, None, Duration::from_secs(60)) {
             Err(Error::Collective { what, .. }) if what.contains("no NCCL") || what.contains("cannot map") => {
-                say(&world, format_args!("{exchange:?}: skipped: {what}"));
+                say(&world, format_args!("{transport:?}: skipped: {what}"));
                 continue;
             }
             opened => opened.unwrap(),
@@ -42,37 +42,37 @@ fn main() -> ExitCode {
         long_segments_arrive(&cuda);
         a_sender_may_overwrite_its_tensor_at_once(&cuda);
         recorded_exchanges_arrive(&cuda);
-        report_speed(&cuda, &world, exchange);
+        report_speed(&cuda, &world, transport);
         drop(cuda);
         // Every rank has its experts alone; all are replicas.
-        let cuda = open(&world, exchange, Some(1), Duration::from_secs(60)).unwrap();
+        let cuda = open(&world, transport, Some(1), Duration::from_secs(60)).unwrap();
         rows_arrive(&cuda, Group::Experts);
         rows_arrive(&cuda, Group::Replicas);
         drop(cuda);
         if world.ranks % 2 == 0 && world.ranks > 2 {
-            let cuda = open(&world, exchange, Some(2), Duration::from_secs(60)).unwrap();
+            let cuda = open(&world, transport, Some(2), Duration::from_secs(60)).unwrap();
             Group::ALL.into_iter().for_each(|group| rows_arrive(&cuda, group));
         }
-        say(&world, format_args!("{exchange:?}: rows arrive"));
-        counts_that_disagree_fail(open(&world, exchange, None, Duration::from_secs(60)).unwrap());
-        capacities_that_disagree_fail(open(&world, exchange, None, Duration::from_secs(20)).unwrap());
-        a_rank_that_is_away_is_waited_for(&open(&world, exchange, None, Duration::from_secs(8)).unwrap());
-        a_rank_is_not_away_before_what_it_queued_has_ended(
-            open(&world, exchange, None, Duration::from_secs(8)).unwrap(),
+        say(&world, format_args!("{transport:?}: rows arrive"));
+        counts_that_disagree_fail(open(&world, transport, None, Duration::from_secs(60)).unwrap());
+        capacities_that_disagree_fail(open(&world, transport, None, Duration::from_secs(20)).unwrap());
+        a_rank_that_is_busy_is_waited_for(&open(&world, transport, None, Duration::from_secs(8)).unwrap());
+        a_rank_is_not_busy_before_what_it_queued_has_ended(
+            open(&world, transport, None, Duration::from_secs(8)).unwrap(),
         );
-        a_rank_that_does_not_come_fails_all(open(&world, exchange, None, Duration::from_secs(8)).unwrap());
-        a_rank_that_leaves_is_named(open(&world, exchange, None, Duration::from_secs(60)).unwrap());
-        say(&world, format_args!("{exchange:?}: what goes wrong is named"));
+        a_rank_that_does_not_come_fails_all(open(&world, transport, None, Duration::from_secs(8)).unwrap());
+        a_rank_that_leaves_is_named(open(&world, transport, None, Duration::from_secs(60)).unwrap());
+        say(&world, format_args!("{transport:?}: what goes wrong is named"));
     }
     // The last one, since it costs a rank.
-    a_rank_that_dies_is_named(open(&world, Exchange::Auto, None, Duration::from_secs(60)).unwrap());
+    a_rank_that_dies_is_named(open(&world, Transport::Auto, None, Duration::from_secs(60)).unwrap());
     println!("rank {}: all is well", world.rank);
     ExitCode::SUCCESS
 }
 
-fn open(world: &World, exchange: Exchange, expert_ranks: Option<usize>, timeout: Duration) -> Result<Cuda> {
+fn open(world: &World, transport: Transport, expert_ranks: Option<usize>, timeout: Duration) -> Result<Cuda> {
     let (device, world) = (world.local_rank, Some(world.clone()));
-    Cuda::new(&CudaOptions { device, world, expert_ranks, exchange, timeout, ..CudaOptions::default() })
+    Cuda::new(&CudaOptions { device, world, expert_ranks, transport, timeout, ..CudaOptions::default() })
 }
 
 /// Prints once for all ranks.
@@ -267,7 +267,7 @@ fn recorded_exchanges_arrive(cuda: &Cuda) {
 }
 
 /// Bytes that leave a device for each of the others, and the time of all of it.
-fn report_speed(cuda: &Cuda, world: &World, exchange: Exchange) {
+fn report_speed(cuda: &Cuda, world: &World, transport: Transport) {
     let (ranks, rows, cols) = (world.ranks, 16_384, 7168);
     let shape = [ranks, rows, cols];
     let [send, recv] = [(); 2].map(|()| cuda.alloc(DType::Bf16, &shape, Memory::Device).unwrap());
@@ -290,7 +290,7 @@ fn report_speed(cuda: &Cuda, world: &World, exchange: Exchange) {
     times.sort();
     let (time, bytes) = (times[times.len() / 2], (ranks - 1) * rows * cols * 2);
     let rate = bytes as f64 / time.as_secs_f64() / 1e9;
-    say(world, format_args!("{exchange:?}: {bytes} bytes from each rank in {time:?}: {rate:.0} GB/s (median of 12)"));
+    say(world, format_args!("{transport:?}: {bytes} bytes from each rank in {time:?}: {rate:.0} GB/s (median of 12)"));
 }
 
 /// Queues an exchange of single rows under these counts.
@@ -339,20 +339,20 @@ fn capacities_that_disagree_fail(cuda: Cuda) {
     assert!(named, "rank {rank}: {what}");
 }
 
-fn a_rank_that_is_away_is_waited_for(cuda: &Cuda) {
+fn a_rank_that_is_busy_is_waited_for(cuda: &Cuda) {
     let (rank, ranks) = (cuda.caps().rank, cuda.caps().ranks);
     for _ in 0..2 {
         if rank == 1 {
-            cuda.set_away(true).unwrap();
+            cuda.caps().timeouts.suspend().unwrap();
             std::thread::sleep(Duration::from_secs(6));
-            cuda.set_away(false).unwrap();
+            cuda.caps().timeouts.resume().unwrap();
         }
         exchange(cuda, 4, &vec![1; ranks], &vec![1; ranks]).unwrap();
     }
 }
 
-/// Else nobody would miss an exchange that does not end while all who wait for it are away.
-fn a_rank_is_not_away_before_what_it_queued_has_ended(cuda: Cuda) {
+/// Else nobody would miss an exchange that does not end while all who wait for it are busy.
+fn a_rank_is_not_busy_before_what_it_queued_has_ended(cuda: Cuda) {
     let (rank, ranks) = (cuda.caps().rank, cuda.caps().ranks);
     let started = Instant::now();
     if rank == 1 {
@@ -360,8 +360,8 @@ fn a_rank_is_not_away_before_what_it_queued_has_ended(cuda: Cuda) {
     } else {
         queue(&cuda, 4, &vec![1; ranks], &vec![1; ranks]).unwrap();
     }
-    let away = cuda.set_away(true);
-    let Err(Error::Collective { what, .. }) = away else { panic!("rank {rank}: {away:?}") };
+    let busy = cuda.caps().timeouts.suspend();
+    let Err(Error::Collective { what, .. }) = busy else { panic!("rank {rank}: {busy:?}") };
     assert!(started.elapsed() < Duration::from_secs(8), "rank {rank}: {what} after {:?}", started.elapsed());
     assert!(what.contains("exchange 1 of the group World"), "rank {rank}: {what}");
 }

@@ -7,7 +7,7 @@ use dropless_core::backend::{EventState, expert_ranks};
 use dropless_core::exchange::Exchange;
 use dropless_core::ops::{AllToAll, Attention, GroupQuantize, GroupedGemm, Map, Offload, Route};
 use dropless_core::{
-    Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor, Timings,
+    Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor, Timeouts, Timings,
 };
 
 use crate::device::Gpu;
@@ -92,6 +92,7 @@ impl Wgpu {
             expert_ranks,
             max_buffer_bytes: gpu.max_buffer_bytes,
             peak_flops: None,
+            timeouts: Timeouts::default(),
         };
         let caps: Vec<Caps> = (0..ranks).map(caps).collect();
         let exchanges = Exchange::ranks(&caps, options.timeout);
@@ -231,10 +232,6 @@ impl Backend for Wgpu {
             Ok(counts)
         };
         collective::run(&self.exchange, &self.stream, op, counts)
-    }
-
-    fn set_away(&self, _away: bool) -> Result<()> {
-        Ok(())
     }
 
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {

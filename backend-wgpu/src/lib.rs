@@ -28,12 +28,5 @@ const BACKEND: &str = "wgpu";
 /// A backend for a test, or None when there is no adapter and `DROPLESS_REQUIRE` does not name wgpu.
 #[cfg(test)]
 fn test_backend(options: &WgpuOptions) -> Option<Wgpu> {
-    let required = std::env::var("DROPLESS_REQUIRE").is_ok_and(|names| names.split(',').any(|name| name == BACKEND));
-    match Wgpu::new(options) {
-        Err(dropless_core::Error::Unavailable { why, .. }) if !required => {
-            println!("skipped: {why}");
-            None
-        }
-        opened => Some(opened.unwrap()),
-    }
+    dropless_tests::require::Need::Wgpu.or_skip(Wgpu::new(options))
 }

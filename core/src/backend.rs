@@ -8,6 +8,7 @@ use crate::error::{Result, ensure};
 use crate::numerics::NumericModel;
 use crate::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Route};
 use crate::tensor::{DType, Memory, Tensor};
+use crate::timeouts::Timeouts;
 
 /// What a backend is and can do. Ops are checked against it once, before they are queued.
 #[derive(Clone, Debug)]
@@ -29,6 +30,8 @@ pub struct Caps {
     /// Floating-point operations that its matrix units can do in a second, in dense bf16 products; None if that says
     /// nothing about its speed.
     pub peak_flops: Option<f64>,
+    /// Suspends collective timeouts while this rank is busy by itself.
+    pub timeouts: Timeouts,
 }
 
 /// Where the time of a device went, by the events of its queues.
@@ -196,15 +199,6 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// [`crate::Error::Collective`] when ranks disagree, fail or do not arrive.
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()>;
 
-    /// Says that this rank does something long by itself, such as writing a file, and, with false, that it is back. Who
-    /// waits for its next exchange waits however long that takes. It begins none in between, and those that it has queued
-    /// end before it goes, since nobody would miss one that does not. Ranks that are threads of one process wait up to
-    /// their own limit all the same.
-    ///
-    /// # Errors
-    /// [`crate::Error::Collective`] when the ranks cannot go on together.
-    fn set_away(&self, away: bool) -> Result<()>;
-
     /// See [`Offload`].
     ///
     /// # Errors
@@ -258,7 +252,17 @@ mod tests {
 
     fn caps(rank: usize, ranks: usize, expert_ranks: usize) -> Caps {
         let (device, numerics) = (String::new(), NumericModel::F32);
-        Caps { backend: "none", device, numerics, rank, ranks, expert_ranks, max_buffer_bytes: 0, peak_flops: None }
+        Caps {
+            backend: "none",
+            device,
+            numerics,
+            rank,
+            ranks,
+            expert_ranks,
+            max_buffer_bytes: 0,
+            peak_flops: None,
+            timeouts: Timeouts::default(),
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The one error type of the library. Every message carries what a reader needs to mend the cause.
 
+use crate::lockstep::Divergence;
+
 /// What can go wrong, with the values that were found.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -54,6 +56,17 @@ pub enum Error {
         /// Why, and what to do.
         why: String,
     },
+    /// A backend without this op was asked for it.
+    #[error("{backend} has no {op}")]
+    Unsupported {
+        /// The backend.
+        backend: &'static str,
+        /// The op.
+        op: &'static str,
+    },
+    /// A backend computed other bits than the one beside it.
+    #[error("{0}")]
+    Divergence(Box<Divergence>),
     /// A device reported a failure.
     #[error("{backend}: {op}: {what}")]
     Device {

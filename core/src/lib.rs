@@ -4,19 +4,24 @@
 //! plain Rust), [`numerics`] (number formats and the tensor-core models), [`host`] (the backend that runs the
 //! specification on CPU threads), [`launch`] (what the kernels of GPUs take). `NUMERICS.md` in the repository root is the
 //! contract these modules implement; models over any backend are the crate `dropless-model`.
+//! Whoever writes another backend continues with [`fallback`].
 
+pub mod around;
 pub mod backend;
 pub mod error;
 pub mod exchange;
+pub mod fallback;
 pub mod host;
 pub mod launch;
 pub mod lockstep;
 pub mod numerics;
 pub mod ops;
 pub mod tensor;
+pub mod timeouts;
 
 pub use backend::{Backend, Caps, Event, Group, Queue, Timings};
 pub use error::{Error, Result};
 pub use numerics::NumericModel;
 pub use ops::Checked;
 pub use tensor::{DType, Memory, Tensor};
+pub use timeouts::Timeouts;

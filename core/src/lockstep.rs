@@ -4,20 +4,31 @@
 //! sides. After an op, everything that it wrote is compared; any NaN equals any NaN. This finds the op where a backend
 //! leaves the specification in one pass, whatever happens to the numbers afterwards.
 
+use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::around::same_rank;
 use crate::backend::{Backend, Caps, Event, EventState, Queue, Timings};
 use crate::error::{Error, Result, ensure};
 use crate::numerics::bf16;
-use crate::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Op, Route, Use};
+use crate::ops::{Checked, FieldName, Op, Use};
 use crate::tensor::{DType, Memory, Tensor};
 
 /// A backend under examination beside the one that defines the bits.
 #[derive(Debug)]
 pub struct Lockstep<R, B> {
+    caps: Caps,
     reference: R,
     examined: B,
     ops: AtomicU64,
+}
+
+/// The tensors of both sides.
+#[derive(Debug)]
+struct Sides {
+    reference: Tensor,
+    examined: Tensor,
 }
 
 /// Events of both sides.
@@ -26,19 +37,60 @@ struct Both(Event, Event);
 
 impl EventState for Both {}
 
+/// Where a backend left the bits of the one beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Divergence {
+    /// The backend that defines the bits.
+    pub reference: &'static str,
+    /// The one that left them.
+    pub examined: &'static str,
+    /// Its rank.
+    pub rank: usize,
+    /// The op.
+    pub op: &'static str,
+    /// How many ops it had been asked for with this one.
+    pub number: u64,
+    /// The op, with its arguments.
+    pub arguments: String,
+    /// Which of its tensors.
+    pub field: FieldName,
+    /// That tensor's element type.
+    pub dtype: DType,
+    /// That tensor's extents.
+    pub shape: Vec<usize>,
+    /// How many of its elements differ.
+    pub elements: usize,
+    /// The row of the first that does, with all dimensions but the last taken together.
+    pub row: usize,
+    /// Its column.
+    pub column: usize,
+    /// Its bits by the reference.
+    pub expected: u32,
+    /// Its bits by the examined backend.
+    pub found: u32,
+}
+
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Divergence { reference, examined, op, number, field, dtype, shape, elements, row, column, .. } = self;
+        let digits = 2 + 2 * dtype.size();
+        write!(
+            f,
+            "{op}: op {number} of rank {}: {field} {dtype:?}{shape:?} of {examined} differs from {reference} in \
+             {elements} elements, first at row {row}, column {column}: {:#0digits$x} instead of {:#0digits$x}; the op: {}",
+            self.rank, self.found, self.expected, self.arguments,
+        )
+    }
+}
+
 impl<R: Backend, B: Backend> Lockstep<R, B> {
     /// Runs both side by side; what they return is the reference's.
     ///
     /// # Errors
-    /// [`Error::Argument`] when both are the same kind of backend (the comparison could not fail), or follow different
-    /// models of the matrix units.
+    /// [`Error::Argument`] when both are the same kind of backend (the comparison could not fail), follow different models
+    /// of the matrix units, or are different ranks.
     pub fn new(reference: R, examined: B) -> Result<Lockstep<R, B>> {
         let (a, b) = (reference.caps(), examined.caps());
-        let place = |caps: &Caps| (caps.rank, caps.ranks, caps.expert_ranks);
-        let describe = |caps: &Caps| {
-            let (rank, ranks, expert_ranks) = place(caps);
-            format!("{:?} on rank {rank} of {ranks} in groups of {expert_ranks}", caps.numerics)
-        };
         ensure(
             a.backend != b.backend,
             "lockstep",
@@ -46,14 +98,9 @@ impl<R: Backend, B: Backend> Lockstep<R, B> {
             || format!("another backend than {}", a.backend),
             || b.backend.to_owned(),
         )?;
-        ensure(
-            a.numerics == b.numerics && place(a) == place(b),
-            "lockstep",
-            "examined",
-            || describe(a),
-            || describe(b),
-        )?;
-        Ok(Lockstep { reference, examined, ops: AtomicU64::new(0) })
+        same_rank("lockstep", "examined", a, b)?;
+        let caps = Caps { timeouts: a.timeouts.and(&b.timeouts), ..a.clone() };
+        Ok(Lockstep { caps, reference, examined, ops: AtomicU64::new(0) })
     }
 
     /// Ops that ran so far with the same bits.
@@ -61,35 +108,53 @@ impl<R: Backend, B: Backend> Lockstep<R, B> {
         self.ops.load(Ordering::Relaxed)
     }
 
-    fn compare(&self, op: &'static str, name: &dyn std::fmt::Debug, outputs: Vec<Use<'_>>) -> Result<()> {
-        let number = self.ops.fetch_add(1, Ordering::Relaxed) + 1;
-        for Use { field, tensor, .. } in outputs {
-            let mut sides = [vec![0u8; tensor.bytes()], vec![0u8; tensor.bytes()]];
-            self.reference.read(tensor, &mut sides[0])?;
-            self.examined.read(tensor, &mut sides[1])?;
-            let size = tensor.dtype().size();
-            let [expected, found] = sides.each_ref().map(|s| s.chunks_exact(size));
-            let mut wrong = expected.zip(found).enumerate().filter(|(_, (a, b))| !same(tensor.dtype(), a, b));
-            if let Some((index, (a, b))) = wrong.next() {
-                let (count, cols) = (1 + wrong.count(), tensor.cols().max(1));
-                let hex = |bytes: &[u8]| bytes.iter().rev().map(|b| format!("{b:02x}")).collect::<String>();
-                let reference = self.reference.caps().backend;
-                return Err(Error::Device {
-                    backend: self.examined.caps().backend,
-                    op,
-                    what: format!(
-                        "op {number}: {field} {tensor:?} differs from {reference} in {count} elements, first at row {}, \
-                         column {}: 0x{} instead of 0x{}; the op: {name:?}",
-                        index / cols,
-                        index % cols,
-                        hex(b),
-                        hex(a),
-                    ),
-                });
-            }
-        }
-        Ok(())
+    fn sides(&self, op: &'static str, tensor: &Tensor) -> Result<Sides> {
+        let sides = tensor.storage::<Sides>().ok_or(Error::ForeignTensor { op, backend: "lockstep" })?;
+        Ok(Sides { reference: tensor.view_of(&sides.reference)?, examined: tensor.view_of(&sides.examined)? })
     }
+
+    fn run<'a, T: Op<'a>>(&self, op: &Checked<T>) -> Result<()> {
+        let name = op.name();
+        op.over(|t| Ok(self.sides(name, t)?.reference), |op| op.queue(&self.reference))?;
+        op.over(|t| Ok(self.sides(name, t)?.examined), |op| op.queue(&self.examined))?;
+        let number = self.ops.fetch_add(1, Ordering::Relaxed) + 1;
+        let outputs = op.outputs();
+        outputs.into_iter().try_for_each(|output| self.compare(name, number, &**op, output))
+    }
+
+    fn compare(&self, op: &'static str, number: u64, arguments: &dyn fmt::Debug, output: Use<'_>) -> Result<()> {
+        let Use { field, tensor, .. } = output;
+        let sides = self.sides(op, tensor)?;
+        let [mut expected, mut found] = [vec![0u8; tensor.bytes()], vec![0u8; tensor.bytes()]];
+        self.reference.read(&sides.reference, &mut expected)?;
+        self.examined.read(&sides.examined, &mut found)?;
+        let size = tensor.dtype().size();
+        let pairs = expected.chunks_exact(size).zip(found.chunks_exact(size)).enumerate();
+        let mut wrong = pairs.filter(|(_, (a, b))| !same(tensor.dtype(), a, b));
+        let Some((index, (expected, found))) = wrong.next() else { return Ok(()) };
+        let cols = tensor.cols().max(1);
+        Err(Error::Divergence(Box::new(Divergence {
+            reference: self.reference.caps().backend,
+            examined: self.examined.caps().backend,
+            rank: self.caps.rank,
+            op,
+            number,
+            arguments: format!("{arguments:?}"),
+            field,
+            dtype: tensor.dtype(),
+            shape: tensor.shape().to_vec(),
+            elements: 1 + wrong.count(),
+            row: index / cols,
+            column: index % cols,
+            expected: bits(expected),
+            found: bits(found),
+        })))
+    }
+}
+
+/// The bits of an element from its bytes, the low one first.
+fn bits(bytes: &[u8]) -> u32 {
+    bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u32::from(byte))
 }
 
 /// The same bits, or both NaN.
@@ -105,25 +170,27 @@ fn same(dtype: DType, a: &[u8], b: &[u8]) -> bool {
 
 impl<R: Backend, B: Backend> Backend for Lockstep<R, B> {
     fn caps(&self) -> &Caps {
-        self.reference.caps()
+        &self.caps
     }
 
     fn alloc(&self, dtype: DType, shape: &[usize], memory: Memory) -> Result<Tensor> {
-        let (a, b) = (self.reference.alloc(dtype, shape, memory)?, self.examined.alloc(dtype, shape, memory)?);
+        let reference = self.reference.alloc(dtype, shape, memory)?;
+        let examined = self.examined.alloc(dtype, shape, memory)?;
         // The same undefined contents, since an op may leave a part of its output as it is.
-        let mut bytes = vec![0; a.bytes()];
-        self.reference.read(&a, &mut bytes)?;
-        self.examined.write(&b, &bytes)?;
-        Ok(Tensor::twins(&a, &b))
+        let mut bytes = vec![0; reference.bytes()];
+        self.reference.read(&reference, &mut bytes)?;
+        self.examined.write(&examined, &bytes)?;
+        Ok(Tensor::from_storage(Arc::new(Sides { reference, examined }), shape, dtype, memory))
     }
 
     fn write(&self, dst: &Tensor, bytes: &[u8]) -> Result<()> {
-        self.reference.write(dst, bytes)?;
-        self.examined.write(dst, bytes)
+        let sides = self.sides("write", dst)?;
+        self.reference.write(&sides.reference, bytes)?;
+        self.examined.write(&sides.examined, bytes)
     }
 
     fn read(&self, src: &Tensor, bytes: &mut [u8]) -> Result<()> {
-        self.reference.read(src, bytes)
+        self.reference.read(&self.sides("read", src)?.reference, bytes)
     }
 
     fn wait(&self) -> Result<()> {
@@ -136,7 +203,7 @@ impl<R: Backend, B: Backend> Backend for Lockstep<R, B> {
     }
 
     fn record(&self, queue: Queue) -> Result<Event> {
-        Ok(Event(std::sync::Arc::new(Both(self.reference.record(queue)?, self.examined.record(queue)?))))
+        Ok(Event(Arc::new(Both(self.reference.record(queue)?, self.examined.record(queue)?))))
     }
 
     fn wait_for(&self, queue: Queue, event: &Event) -> Result<()> {
@@ -150,50 +217,5 @@ impl<R: Backend, B: Backend> Backend for Lockstep<R, B> {
         }
     }
 
-    fn grouped_gemm(&self, op: &Checked<GroupedGemm<'_>>) -> Result<()> {
-        self.reference.grouped_gemm(op)?;
-        self.examined.grouped_gemm(op)?;
-        self.compare("grouped_gemm", &**op, op.outputs())
-    }
-
-    fn group_quantize(&self, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
-        self.reference.group_quantize(op)?;
-        self.examined.group_quantize(op)?;
-        self.compare("group_quantize", &**op, op.outputs())
-    }
-
-    fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
-        self.reference.all_to_all(op)?;
-        self.examined.all_to_all(op)?;
-        self.compare("all_to_all", &**op, op.outputs())
-    }
-
-    fn set_away(&self, away: bool) -> Result<()> {
-        self.reference.set_away(away)?;
-        self.examined.set_away(away)
-    }
-
-    fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
-        self.reference.offload(op)?;
-        self.examined.offload(op)?;
-        self.compare("offload", &**op, op.outputs())
-    }
-
-    fn route(&self, op: &Checked<Route<'_>>) -> Result<()> {
-        self.reference.route(op)?;
-        self.examined.route(op)?;
-        self.compare("route", &**op, op.outputs())
-    }
-
-    fn attention(&self, op: &Checked<Attention<'_>>) -> Result<()> {
-        self.reference.attention(op)?;
-        self.examined.attention(op)?;
-        self.compare("attention", &**op, op.outputs())
-    }
-
-    fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {
-        self.reference.map(op)?;
-        self.examined.map(op)?;
-        self.compare(op.name(), &**op, op.outputs())
-    }
+    crate::each_op!(run: grouped_gemm, group_quantize, all_to_all, offload, route, attention, map);
 }

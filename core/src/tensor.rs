@@ -55,9 +55,6 @@ pub struct Tensor {
     memory: Memory,
 }
 
-/// The two buffers of one tensor.
-struct Twins(Arc<dyn Any + Send + Sync>, Arc<dyn Any + Send + Sync>);
-
 impl Tensor {
     /// A view of a whole new buffer; for backends.
     pub fn from_storage(storage: Arc<dyn Any + Send + Sync>, shape: &[usize], dtype: DType, memory: Memory) -> Tensor {
@@ -66,25 +63,29 @@ impl Tensor {
 
     /// The buffer, for the backend that made it; None if another one did.
     pub fn storage<T: Any + Send + Sync>(&self) -> Option<&T> {
-        match self.storage.downcast_ref::<Twins>() {
-            Some(Twins(a, b)) => a.downcast_ref().or_else(|| b.downcast_ref()),
-            None => self.storage.downcast_ref(),
-        }
+        self.storage.downcast_ref()
     }
 
     /// The same, shared.
     pub fn shared_storage<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        let shared = |any: &Arc<dyn Any + Send + Sync>| any.clone().downcast().ok();
-        match self.storage.downcast_ref::<Twins>() {
-            Some(Twins(a, b)) => shared(a).or_else(|| shared(b)),
-            None => shared(&self.storage),
-        }
+        self.storage.clone().downcast().ok()
     }
 
-    /// The tensor `a` with the buffer of `b` beside its own; for backends around others, each of which finds its own by
-    /// its type: see [`crate::lockstep`].
-    pub fn twins(a: &Tensor, b: &Tensor) -> Tensor {
-        Tensor { storage: Arc::new(Twins(a.storage.clone(), b.storage.clone())), ..a.clone() }
+    /// The same elements of `whole` as this view has of its own buffer. For backends around others, whose storage holds
+    /// the tensors of those: see [`crate::around`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] when `whole` has another element type or too few elements.
+    pub fn view_of(&self, whole: &Tensor) -> Result<Tensor> {
+        let end = self.offset + self.len();
+        ensure(
+            self.dtype == whole.dtype && end <= whole.len(),
+            "view",
+            "whole",
+            || format!("{:?} with at least {end} elements", self.dtype),
+            || format!("{whole:?}"),
+        )?;
+        Ok(Tensor { offset: whole.offset + self.offset, shape: self.shape.clone(), ..whole.clone() })
     }
 
     /// First element of the view, counted in elements from the start of the buffer.
@@ -206,6 +207,20 @@ mod tests {
         for shape in [&[5, 5][..], &[], &[1 << 63, 2, 24], &[usize::MAX, usize::MAX, 24]] {
             assert!(bytes(&[6, 4]).reshape(shape).is_err(), "{shape:?}");
         }
+    }
+
+    #[test]
+    fn a_view_of_a_view_has_the_same_elements_of_another_buffer() -> Result<()> {
+        let (outer, inner) = (bytes(&[6, 4]), bytes(&[30]).slice(3, 27)?);
+        let view = outer.slice(2, 5)?.index(1)?.reshape(&[2, 2])?.view_of(&inner)?;
+        assert_eq!((view.offset(), view.shape()), (3 + 3 * 4, &[2, 2][..]));
+        assert!(view.shares_storage(&inner) && !view.shares_storage(&outer));
+        for (last, fits) in [(26, false), (27, true)] {
+            assert_eq!(outer.index(5)?.view_of(&bytes(&[30]).slice(3, last)?).is_ok(), fits, "{last}");
+        }
+        let other_type = Tensor::from_storage(Arc::new(()), &[24], DType::Ue8m0, Memory::Device);
+        assert!(outer.view_of(&other_type).is_err());
+        Ok(())
     }
 
     #[test]

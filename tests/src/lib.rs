@@ -6,4 +6,6 @@ pub mod differential;
 pub mod metered;
 pub mod moe;
 pub mod ops;
+pub mod require;
 pub mod specification;
+pub mod toy;

@@ -1,20 +1,22 @@
 //! A backend around another one that counts the bytes of the tensors that live there, writes down what is asked of it, and
-//! sees when its rank is away.
+//! sees when its rank has suspended the timeouts of the others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use dropless_core::backend::{Caps, Event, Queue, Timings};
-use dropless_core::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Route};
-use dropless_core::{Backend, DType, Memory, Result, Tensor};
+use dropless_core::ops::Op;
+use dropless_core::timeouts::{Suspend, Timeouts};
+use dropless_core::{Backend, Checked, DType, Error, Memory, Result, Tensor};
 use parking_lot::Mutex;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Metered<B> {
+    caps: Caps,
     inner: B,
     meter: Arc<Meter>,
-    away: AtomicBool,
+    busy: Arc<Busy>,
     calls: Arc<Mutex<Vec<Call>>>,
 }
 
@@ -37,23 +39,53 @@ struct Meter {
     most: AtomicUsize,
 }
 
-/// The second buffer of every tensor: gives its bytes back with the last clone.
+/// The inner tensor of one; gives its bytes back with the last clone.
 #[derive(Debug)]
 struct Lease {
+    inner: Tensor,
     meter: Arc<Meter>,
-    bytes: usize,
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.meter.live.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.meter.live.fetch_sub(self.inner.bytes(), Ordering::Relaxed);
+    }
+}
+
+/// The timeouts of the inner backend, and whether this rank has suspended them.
+#[derive(Debug)]
+struct Busy {
+    inner: Timeouts,
+    rank: usize,
+    busy: AtomicBool,
+}
+
+impl Busy {
+    fn set(&self, busy: bool) {
+        assert_ne!(self.busy.swap(busy, Ordering::Relaxed), busy, "rank {}: busy is {busy} already", self.rank);
+    }
+}
+
+impl Suspend for Busy {
+    fn suspend(&self) -> Result<()> {
+        self.inner.suspend()?;
+        self.set(true);
+        Ok(())
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.set(false);
+        self.inner.resume()
     }
 }
 
 impl<B: Backend> Metered<B> {
     /// Around a backend.
     pub fn new(inner: B) -> Metered<B> {
-        Metered { inner, meter: Arc::default(), away: AtomicBool::default(), calls: Arc::default() }
+        let Caps { rank, timeouts, .. } = inner.caps().clone();
+        let busy = Arc::new(Busy { inner: timeouts, rank, busy: AtomicBool::default() });
+        let caps = Caps { timeouts: Timeouts::new(busy.clone()), ..inner.caps().clone() };
+        Metered { caps, inner, meter: Arc::default(), busy, calls: Arc::default() }
     }
 
     /// Bytes of the tensors that live now, in either memory.
@@ -75,33 +107,51 @@ impl<B: Backend> Metered<B> {
         self.calls.lock().push(call);
     }
 
-    /// Whether the rank is [away](Backend::set_away).
-    pub fn is_away(&self) -> bool {
-        self.away.load(Ordering::Relaxed)
+    /// Whether the rank has suspended its [timeouts](Timeouts).
+    pub fn is_busy(&self) -> bool {
+        self.busy.busy.load(Ordering::Relaxed)
+    }
+
+    fn inner(&self, op: &'static str, tensor: &Tensor) -> Result<Tensor> {
+        let lease = tensor.storage::<Lease>().ok_or(Error::ForeignTensor { op, backend: "metered" })?;
+        tensor.view_of(&lease.inner)
+    }
+
+    fn run<'a, T: Op<'a>>(&self, op: &Checked<T>) -> Result<()> {
+        let name = op.name();
+        match name {
+            "grouped_gemm" => self.note(Call::Gemm),
+            "adamw" => self.note(Call::AdamW),
+            "all_to_all" => {
+                assert!(!self.is_busy(), "rank {} begins an exchange while it is busy by itself", self.caps.rank);
+            }
+            _ => {}
+        }
+        op.over(|tensor| self.inner(name, tensor), |op| op.queue(&self.inner))
     }
 }
 
 impl<B: Backend> Backend for Metered<B> {
     fn caps(&self) -> &Caps {
-        self.inner.caps()
+        &self.caps
     }
 
     fn alloc(&self, dtype: DType, shape: &[usize], memory: Memory) -> Result<Tensor> {
-        let tensor = self.inner.alloc(dtype, shape, memory)?;
-        let bytes = tensor.bytes();
+        let inner = self.inner.alloc(dtype, shape, memory)?;
+        let bytes = inner.bytes();
         let live = self.meter.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.meter.most.fetch_max(live, Ordering::Relaxed);
-        let lease = Arc::new(Lease { meter: self.meter.clone(), bytes });
-        Ok(Tensor::twins(&tensor, &Tensor::from_storage(lease, shape, dtype, memory)))
+        let lease = Lease { inner, meter: self.meter.clone() };
+        Ok(Tensor::from_storage(Arc::new(lease), shape, dtype, memory))
     }
 
     fn write(&self, dst: &Tensor, bytes: &[u8]) -> Result<()> {
-        self.inner.write(dst, bytes)
+        self.inner.write(&self.inner("write", dst)?, bytes)
     }
 
     fn read(&self, src: &Tensor, bytes: &mut [u8]) -> Result<()> {
         self.note(Call::Read(bytes.len()));
-        self.inner.read(src, bytes)
+        self.inner.read(&self.inner("read", src)?, bytes)
     }
 
     fn wait(&self) -> Result<()> {
@@ -121,41 +171,5 @@ impl<B: Backend> Backend for Metered<B> {
         self.inner.wait_for(queue, event)
     }
 
-    fn grouped_gemm(&self, op: &Checked<GroupedGemm<'_>>) -> Result<()> {
-        self.note(Call::Gemm);
-        self.inner.grouped_gemm(op)
-    }
-
-    fn group_quantize(&self, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
-        self.inner.group_quantize(op)
-    }
-
-    fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
-        assert!(!self.is_away(), "rank {} begins an exchange while it is away", self.caps().rank);
-        self.inner.all_to_all(op)
-    }
-
-    fn set_away(&self, away: bool) -> Result<()> {
-        assert_ne!(self.away.swap(away, Ordering::Relaxed), away, "rank {} is there already", self.caps().rank);
-        self.inner.set_away(away)
-    }
-
-    fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {
-        self.inner.offload(op)
-    }
-
-    fn route(&self, op: &Checked<Route<'_>>) -> Result<()> {
-        self.inner.route(op)
-    }
-
-    fn attention(&self, op: &Checked<Attention<'_>>) -> Result<()> {
-        self.inner.attention(op)
-    }
-
-    fn map(&self, op: &Checked<Map<'_>>) -> Result<()> {
-        if matches!(&**op, Map::AdamW(_)) {
-            self.note(Call::AdamW);
-        }
-        self.inner.map(op)
-    }
+    dropless_core::each_op!(run: grouped_gemm, group_quantize, all_to_all, offload, route, attention, map);
 }

@@ -53,10 +53,6 @@ impl<B: Backend> Backend for Specification<B> {
         self.memory.wait_for(queue, event)
     }
 
-    fn set_away(&self, away: bool) -> Result<()> {
-        self.memory.set_away(away)
-    }
-
     fn grouped_gemm(&self, op: &Checked<GroupedGemm<'_>>) -> Result<()> {
         op.spec(&self.memory)
     }

@@ -16,17 +16,11 @@ use dropless_model::moe::{MoePolicy, Recipe};
 use dropless_model::nn::{MlpPolicy, Policy};
 use dropless_tests::differential::Random;
 use dropless_tests::moe::{Problem, problem};
+use dropless_tests::require::Need;
 
 /// One rank, or None where there is no device and `DROPLESS_REQUIRE` does not name cuda.
 fn open() -> Option<Cuda> {
-    let required = std::env::var("DROPLESS_REQUIRE").is_ok_and(|names| names.split(',').any(|name| name == "cuda"));
-    match Cuda::new(&CudaOptions::default()) {
-        Err(Error::Unavailable { why, .. }) if !required => {
-            println!("skipped: {why}");
-            None
-        }
-        opened => Some(opened.unwrap()),
-    }
+    Need::Cuda.or_skip(Cuda::new(&CudaOptions::default()))
 }
 
 /// Held by a test that takes most of the device's memory.

@@ -52,7 +52,7 @@ impl TrainOptions {
             device: self.world.as_ref().map_or(Ok(0), World::device)?,
             world: self.world.clone(),
             expert_ranks: self.expert_parallel,
-            exchange: self.exchange,
+            transport: self.transport,
             timeout: self.timeout,
             ..CudaOptions::default()
         };

@@ -1,6 +1,6 @@
 //! What the ranks tell each other. They may live in different processes, so all of it goes through the backend's exchange.
 
-use dropless_core::{Backend, DType, Error as CoreError, Group};
+use dropless_core::{Backend, DType, Error as CoreError, Group, Timeouts};
 use dropless_model::collective::gather;
 
 use crate::error::{Error, Result};
@@ -33,12 +33,12 @@ pub(crate) fn broadcast(backend: &dyn Backend, mine: &str) -> Result<String> {
     Ok(String::from_utf8(first).unwrap_or_else(|e| unreachable!("sent as text: {e}")))
 }
 
-/// Does what these ranks of one process need; the others wait for them meanwhile, however long it takes.
+/// Does what these ranks of one process need, with the timeouts of those who wait for them suspended.
 pub(crate) fn away<T>(ranks: &[&dyn Backend], work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let set = |away| ranks.iter().try_for_each(|rank| rank.set_away(away));
-    set(true)?;
+    let timeouts = ranks.iter().fold(Timeouts::default(), |all, rank| all.and(&rank.caps().timeouts));
+    timeouts.suspend()?;
     let done = work();
-    let back = set(false);
+    let back = timeouts.resume();
     let value = done?;
     back?;
     Ok(value)
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_is_away_while_it_works_and_back_for_the_exchange() {
+    fn a_rank_is_busy_while_it_works_and_not_in_the_exchange() {
         let hosts = Host::ranks(2, HostOptions { threads: 1, ..HostOptions::default() }).unwrap();
         let ranks: Vec<Metered<Host>> = hosts.into_iter().map(Metered::new).collect();
         for fails in [false, true] {
@@ -118,11 +118,11 @@ mod tests {
                 for rank in &ranks {
                     scope.spawn(move || {
                         let done = agree(rank, "writing", || {
-                            assert!(rank.is_away());
+                            assert!(rank.is_busy());
                             if fails && rank.caps().rank == 1 { Err(Error::Data("no text".into())) } else { Ok(()) }
                         });
-                        // The exchange itself holds that no rank is away.
-                        assert!(!rank.is_away());
+                        // The exchange itself holds that no rank is busy.
+                        assert!(!rank.is_busy());
                         assert_eq!(done.is_err(), fails, "{done:?}");
                     });
                 }

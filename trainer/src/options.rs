@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dropless_core::host::Simd;
-use dropless_cuda::{Exchange, World};
+use dropless_cuda::{Transport, World};
 
 /// A backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct TrainOptions {
     /// This process among those of its job, for the cuda backend; None for a single one.
     pub world: Option<World>,
     /// How rows travel between the ranks of the cuda backend.
-    pub exchange: Exchange,
+    pub transport: Transport,
     /// How long the ranks of the cuda backend wait for each other while none of them reads or writes files.
     pub timeout: Duration,
     /// Ranks that share one set of experts; all of them if None.
@@ -59,7 +59,7 @@ impl Default for TrainOptions {
             adapter: None,
             ranks: 1,
             world: None,
-            exchange: Exchange::Auto,
+            transport: Transport::Auto,
             timeout: Duration::from_secs(60),
             expert_parallel: None,
             threads: 0,

@@ -5,15 +5,20 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dropless::Result;
 use dropless::config::Config;
 use dropless::options::{BackendKind, TrainOptions};
 use dropless::train;
-use dropless_core::Backend;
+use dropless::{Error, Result};
+use dropless_core::fallback::Fallback;
 use dropless_core::host::{Host, HostOptions, Simd};
+use dropless_core::lockstep::Lockstep;
+use dropless_core::{Backend, Error as CoreError};
 use dropless_tests::metered::Metered;
+use dropless_tests::require::Need;
+use dropless_tests::toy::Toy;
 
 /// A small model with everything in it: groups, a shared expert, a multi-token-prediction module, low-rank queries, two
 /// micro-steps.
@@ -266,7 +271,7 @@ fn ranks_of_different_processes_leave_the_same_files() {
     assert_eq!(lines, 4);
 }
 
-/// A [`Metered`] rank holds that it begins no exchange while it is away.
+/// A [`Metered`] rank holds that it begins no exchange while it is busy by itself.
 #[test]
 fn ranks_are_back_for_every_exchange_of_a_run() {
     let config = config(&["train.steps=4", "train.checkpoint_interval=2", "train.keep_checkpoints=0"]);
@@ -279,6 +284,49 @@ fn ranks_are_back_for_every_exchange_of_a_run() {
         // The second time they go on from the middle.
         std::fs::remove_dir_all(out.path().join("checkpoints/step-000004")).unwrap();
     }
+}
+
+/// Trains on metering around lockstep around a toy that casts, with a host for all other ops. Returns the digest, and how
+/// often the toy of each rank cast. The cast `wrong.1` of rank `wrong.0` goes wrong.
+fn under_construction(config: &Config, ranks: usize, wrong: Option<(usize, usize)>) -> (Result<String>, Vec<usize>) {
+    let hosts = || Host::ranks(ranks, HostOptions { threads: 1, ..HostOptions::default() }).unwrap();
+    let (mut nests, mut casts) = (Vec::new(), Vec::new());
+    for (reference, host) in hosts().into_iter().zip(hosts()) {
+        let wrong = wrong.filter(|(rank, _)| *rank == host.caps().rank);
+        let toy = Toy::new(host.caps(), wrong.map(|(_, cast)| cast));
+        casts.push(toy.casts());
+        let helped = Fallback::new(toy, host, &["cast"]).unwrap();
+        let nest = Metered::new(Lockstep::new(reference, helped).unwrap());
+        nests.push(Box::new(nest) as Box<dyn Backend>);
+    }
+    let out = tempfile::tempdir().unwrap();
+    let digest = train::run_on(nests, config, &options(out.path())).map(|run| run.unwrap().digest);
+    (digest, casts.iter().map(|casts| casts.load(Ordering::Relaxed)).collect())
+}
+
+#[test]
+fn a_backend_under_construction_trains_with_the_digest_of_the_host() {
+    let config = config(&["train.recipe=\"bf16\"", "train.steps=2"]);
+    let expected = digest(&config, |_| {});
+    for ranks in [1, 2] {
+        let (digest, casts) = under_construction(&config, ranks, None);
+        assert_eq!(digest.unwrap(), expected);
+        assert!(casts.iter().all(|casts| *casts > 0), "the toy has nothing to do");
+    }
+}
+
+#[test]
+fn a_wrong_op_of_a_backend_under_construction_is_found_where_it_is() {
+    let config = config(&["train.recipe=\"bf16\"", "train.steps=2"]);
+    let (found, casts) = under_construction(&config, 2, Some((1, 3)));
+    match found {
+        Err(Error::Core(CoreError::Divergence(found)) | Error::Step { source: CoreError::Divergence(found), .. }) => {
+            assert_eq!((found.op, found.rank, found.examined), ("cast", 1, "toy"));
+            assert_eq!(found.expected ^ 1, found.found);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(casts[1], 3, "nothing goes on after that");
 }
 
 #[test]
@@ -323,8 +371,7 @@ fn killed_at_any_point_and_resumed_a_run_ends_with_the_same_digest() {
 
 #[test]
 fn any_gpu_has_the_digest_of_the_host() {
-    let required = std::env::var("DROPLESS_REQUIRE").is_ok_and(|names| names.split(',').any(|name| name == "wgpu"));
-    if dropless_wgpu::adapters().is_empty() && !required {
+    if dropless_wgpu::adapters().is_empty() && !Need::Wgpu.required() {
         println!("skipped: no adapter for wgpu");
         return;
     }

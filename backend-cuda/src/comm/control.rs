@@ -65,7 +65,7 @@ enum Message {
     /// A rank has ended all its exchanges and will take part in none any more.
     Left { rank: usize, ended: Ended },
     /// The sender does something long by itself, or is back. Of rank 0: any rank does, or none.
-    Away(bool),
+    Busy(bool),
     /// Rank 0 asks whether a rank is there, and so shows that it is; the rank says the same.
     Here,
 }
@@ -100,8 +100,8 @@ struct State {
     closed: usize,
     /// When something came last from the other end of a connection, if anything did and it has not ended.
     heard: BTreeMap<usize, Instant>,
-    /// Who says that it, or at rank 0 any rank, is away.
-    away: BTreeSet<usize>,
+    /// Who says that it, or at rank 0 any rank, is busy.
+    busy: BTreeSet<usize>,
     /// At rank 0: what the members of unfinished exchanges brought.
     brought: HashMap<Vec<usize>, Vec<Option<Vec<u8>>>>,
     /// The exchange that this rank waits for, when it is complete.
@@ -220,14 +220,14 @@ impl Control {
         state.heard.iter().find(|(_, heard)| heard.elapsed() > limit).map(|(rank, _)| *rank)
     }
 
-    /// Tells every rank that this one does something long by itself, or that it is back.
-    pub(crate) fn set_away(&self, away: bool) {
-        self.shared.set_away(self.rank, away);
+    /// Tells every rank that this one is busy by itself, or that it is not any more.
+    pub(crate) fn set_busy(&self, busy: bool) {
+        self.shared.set_busy(self.rank, busy);
     }
 
-    /// Whether any rank is away.
-    pub(crate) fn anyone_away(&self) -> bool {
-        !self.shared.state.lock().away.is_empty()
+    /// Whether any rank is busy.
+    pub(crate) fn anyone_busy(&self) -> bool {
+        !self.shared.state.lock().busy.is_empty()
     }
 
     /// Takes leave: the others may go on with what needs this rank no more. Waits, but not long, until they know.
@@ -317,22 +317,22 @@ impl Shared {
         }
     }
 
-    /// Notes whether a rank is away. Rank 0 tells the others when the first one goes and when the last one is back.
-    fn set_away(&self, rank: usize, away: bool) {
+    /// Notes whether a rank is busy. Rank 0 tells the others when the first one is and when none is any more.
+    fn set_busy(&self, rank: usize, busy: bool) {
         let _relay = self.relay.lock();
         let mut state = self.state.lock();
-        let before = !state.away.is_empty();
-        if away {
-            state.away.insert(rank);
+        let before = !state.busy.is_empty();
+        if busy {
+            state.busy.insert(rank);
         } else {
-            state.away.remove(&rank);
+            state.busy.remove(&rank);
         }
-        let anyone = !state.away.is_empty();
+        let anyone = !state.busy.is_empty();
         drop(state);
         if self.rank == 0 && anyone != before {
-            self.broadcast(&Message::Away(anyone), None);
+            self.broadcast(&Message::Busy(anyone), None);
         } else if self.rank != 0 && self.rank == rank {
-            self.broadcast(&Message::Away(away), None);
+            self.broadcast(&Message::Busy(busy), None);
         }
     }
 
@@ -355,7 +355,7 @@ impl Shared {
         let expected = state.leaving || state.left.iter().any(|(rank, _)| *rank == peer);
         drop(state);
         self.changed.notify_all();
-        self.set_away(peer, false);
+        self.set_busy(peer, false);
         if !expected {
             self.fail(format!("rank {peer} is gone ({end})"));
         } else if self.rank == 0 {
@@ -395,9 +395,9 @@ impl Shared {
                     self.broadcast(&Message::Left { rank, ended }, Some(rank));
                 }
             }
-            Message::Away(away) => {
+            Message::Busy(busy) => {
                 drop(state);
-                self.set_away(peer, away);
+                self.set_busy(peer, busy);
             }
             Message::Here => {
                 drop(state);
@@ -637,22 +637,22 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn everyone_knows_whether_anyone_is_away() {
+    fn everyone_knows_whether_anyone_is_busy() {
         on_ranks(3, |control| {
             let meet = || gather(&control, &[0, 1, 2], 0).unwrap();
-            for away in [0, 0b001, 0b010, 0b110, 0b100, 0b011, 0b111, 0] {
-                control.set_away(away >> control.rank & 1 == 1);
+            for busy in [0, 0b001, 0b010, 0b110, 0b100, 0b011, 0b111, 0] {
+                control.set_busy(busy >> control.rank & 1 == 1);
                 meet();
-                assert_eq!(control.anyone_away(), away != 0, "rank {}, {away:03b}", control.rank);
+                assert_eq!(control.anyone_busy(), busy != 0, "rank {}, {busy:03b}", control.rank);
                 meet();
             }
             if control.rank == 2 {
-                control.set_away(true);
+                control.set_busy(true);
             }
             meet();
             // Who has left is not waited for.
             let started = Instant::now();
-            while control.rank != 2 && control.anyone_away() {
+            while control.rank != 2 && control.anyone_busy() {
                 assert!(started.elapsed() < FAREWELL, "rank {}", control.rank);
                 std::thread::sleep(Duration::from_millis(1));
             }

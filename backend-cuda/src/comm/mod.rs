@@ -16,9 +16,10 @@ mod watchdog;
 mod windows;
 mod world;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use dropless_core::timeouts::Suspend;
 use dropless_core::{Caps, Error, Group, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +39,7 @@ const BOOTSTRAP: &str = "bootstrap";
 
 /// How rows travel between the processes of a group. The bytes are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Exchange {
+pub enum Transport {
     /// Through mapped memory if all devices of the group reach each other, else through NCCL.
     #[default]
     Auto,
@@ -94,7 +95,7 @@ struct Facts {
     /// What the processes of one machine, and no others, have in common.
     machine: String,
     device: driver::Uuid,
-    exchange: Exchange,
+    transport: Transport,
     expert_ranks: usize,
     timeout: Duration,
     nccl: bool,
@@ -103,8 +104,8 @@ struct Facts {
 impl Facts {
     /// Why this rank cannot work with one that has other facts.
     fn contradiction(&self, rank: usize, theirs: &Facts, other: usize) -> Option<String> {
-        if theirs.exchange != self.exchange {
-            let (a, b) = (theirs.exchange, self.exchange);
+        if theirs.transport != self.transport {
+            let (a, b) = (theirs.transport, self.transport);
             return Some(format!("rank {other} exchanges by {a:?}, rank {rank} by {b:?}"));
         }
         if theirs.expert_ranks != self.expert_ranks {
@@ -129,7 +130,7 @@ impl Comm {
         gpu: &Arc<Gpu>,
         caps: &Caps,
         world: Option<&World>,
-        exchange: Exchange,
+        transport: Transport,
         timeout: Duration,
     ) -> Result<Comm> {
         let connect = |world| -> Result<Ties> {
@@ -142,7 +143,7 @@ impl Comm {
             Ok(Ties { watchdog, control })
         };
         let ties = world.filter(|world| world.ranks > 1).map(connect).transpose()?;
-        let channels = Comm::channels(gpu, caps, ties.as_ref(), exchange, timeout).inspect_err(|error| {
+        let channels = Comm::channels(gpu, caps, ties.as_ref(), transport, timeout).inspect_err(|error| {
             // The others would only learn that this rank is gone.
             ties.iter().for_each(|ties| ties.control.report(error));
         })?;
@@ -153,10 +154,10 @@ impl Comm {
         gpu: &Arc<Gpu>,
         caps: &Caps,
         ties: Option<&Ties>,
-        exchange: Exchange,
+        transport: Transport,
         timeout: Duration,
     ) -> Result<[Arc<Channel>; 3]> {
-        let find = |ties: &Ties| Links::find(gpu, caps, &ties.control, exchange, timeout);
+        let find = |ties: &Ties| Links::find(gpu, caps, &ties.control, transport, timeout);
         let connected = ties.map(|ties| Ok((ties, find(ties)?))).transpose()?;
         let mut channels: Vec<Arc<Channel>> = Vec::new();
         for group in Group::ALL {
@@ -185,15 +186,20 @@ impl Comm {
         &self.channels[group as usize]
     }
 
-    /// See [`dropless_core::Backend::set_away`].
+    /// Suspends the timeouts of the ranks while this one is busy. It knows only whether this still lives: a caller that
+    /// keeps it must not keep the other ranks from learning that this one is gone.
+    pub(crate) fn busy(self: &Arc<Comm>) -> Busy {
+        Busy(Arc::downgrade(self))
+    }
+
+    /// Waits for every queue of the device.
     ///
     /// # Errors
-    /// As [`check`](Comm::check).
-    pub(crate) fn set_away(&self, op: &'static str, away: bool) -> Result<()> {
-        if let Some(ties) = &self.ties {
-            ties.control.set_away(away);
-        }
-        self.check(op)
+    /// As [`check`](Comm::check), since a collective that failed is the reason of whatever else did; a failure of the work.
+    pub(crate) fn wait(&self, op: &'static str) -> Result<()> {
+        let waited = self.gpu.bind(op).and_then(|()| self.gpu.synchronize(op));
+        self.check(op)?;
+        self.gpu.blame(waited)
     }
 
     /// Whether the exchanges so far went well, as far as is known without waiting.
@@ -218,6 +224,33 @@ impl Comm {
     }
 }
 
+/// See [`Comm::busy`].
+#[derive(Debug)]
+pub(crate) struct Busy(Weak<Comm>);
+
+impl Busy {
+    fn set(&self, op: &'static str, busy: bool) -> Result<()> {
+        let Some(comm) = self.0.upgrade() else { return Ok(()) };
+        if busy {
+            comm.wait(op)?;
+        }
+        if let Some(ties) = &comm.ties {
+            ties.control.set_busy(busy);
+        }
+        comm.check(op)
+    }
+}
+
+impl Suspend for Busy {
+    fn suspend(&self) -> Result<()> {
+        self.set("suspend", true)
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.set("resume", false)
+    }
+}
+
 impl Drop for Comm {
     /// Takes leave of the other ranks, unless they have failed: then what is under way is broken off, since memory and
     /// connections that it uses go away next.
@@ -236,20 +269,20 @@ impl Drop for Comm {
 
 /// Which ways there are between the ranks, as all of them know it.
 struct Links {
-    exchange: Exchange,
+    transport: Transport,
     nccl: Vec<bool>,
     /// Whether a rank can map the memory of another: one row for each rank.
     reaches: Vec<Vec<bool>>,
 }
 
 impl Links {
-    fn find(gpu: &Gpu, caps: &Caps, control: &Control, exchange: Exchange, timeout: Duration) -> Result<Links> {
+    fn find(gpu: &Gpu, caps: &Caps, control: &Control, transport: Transport, timeout: Duration) -> Result<Links> {
         gpu.bind(BOOTSTRAP)?;
         let rank = caps.rank;
         let everyone: Vec<usize> = (0..caps.ranks).collect();
         let device = driver::uuid(gpu.context().device)?;
         let (machine, nccl, expert_ranks) = (machine(), nccl::present(), caps.expert_ranks);
-        let facts = Facts { machine, device, exchange, expert_ranks, timeout, nccl };
+        let facts = Facts { machine, device, transport, expert_ranks, timeout, nccl };
         let all: Vec<Facts> = share(control, &everyone, &facts, timeout)?;
         let mut others = all.iter().enumerate().filter(|(other, _)| *other != rank);
         if let Some(what) = others.find_map(|(other, theirs)| facts.contradiction(rank, theirs, other)) {
@@ -261,7 +294,7 @@ impl Links {
         };
         let row = all.iter().map(reach).collect::<Result<Vec<_>>>()?;
         let reaches = share(control, &everyone, &row, timeout)?;
-        Ok(Links { exchange, nccl: all.iter().map(|facts| facts.nccl).collect(), reaches })
+        Ok(Links { transport, nccl: all.iter().map(|facts| facts.nccl).collect(), reaches })
     }
 
     /// Connects the members of a group, all of which come to the same choice.
@@ -277,10 +310,10 @@ impl Links {
         let pairs = || members.iter().flat_map(|&a| members.iter().map(move |&b| (a, b)));
         let apart = pairs().find(|&(a, b)| !self.reaches[a][b]);
         #[cfg(target_os = "linux")]
-        if self.exchange != Exchange::Nccl && apart.is_none() && members.len() <= Windows::MEMBERS {
+        if self.transport != Transport::Nccl && apart.is_none() && members.len() <= Windows::MEMBERS {
             return Ok(Path::Peer(Windows::open(gpu, control, members, place, timeout)?));
         }
-        if let (Exchange::Peer, Some((a, b))) = (self.exchange, apart) {
+        if let (Transport::Peer, Some((a, b))) = (self.transport, apart) {
             return Err(failed(format!("rank {a} cannot map the memory of rank {b}; use NCCL")));
         }
         if let Some(&without) = members.iter().find(|&&rank| !self.nccl[rank]) {
@@ -379,19 +412,19 @@ mod tests {
 
     #[test]
     fn ranks_that_do_not_belong_together_say_why() {
-        let facts = |device: u8, exchange, expert_ranks, seconds| {
+        let facts = |device: u8, transport, expert_ranks, seconds| {
             let (machine, device, timeout) = ("here".into(), [device; 16], Duration::from_secs(seconds));
-            Facts { machine, device, exchange, expert_ranks, timeout, nccl: true }
+            Facts { machine, device, transport, expert_ranks, timeout, nccl: true }
         };
-        let mine = facts(0, Exchange::Auto, 2, 60);
+        let mine = facts(0, Transport::Auto, 2, 60);
         let theirs = |theirs: Facts| mine.contradiction(0, &theirs, 3);
-        assert_eq!(theirs(facts(1, Exchange::Auto, 2, 60)), None);
-        assert_eq!(theirs(Facts { machine: "there".into(), ..facts(0, Exchange::Auto, 2, 60) }), None);
+        assert_eq!(theirs(facts(1, Transport::Auto, 2, 60)), None);
+        assert_eq!(theirs(Facts { machine: "there".into(), ..facts(0, Transport::Auto, 2, 60) }), None);
         for (other, why) in [
-            (facts(1, Exchange::Nccl, 2, 60), "rank 3 exchanges by Nccl, rank 0 by Auto"),
-            (facts(1, Exchange::Auto, 4, 60), "rank 3 shares experts among 4 ranks, rank 0 among 2"),
-            (facts(1, Exchange::Auto, 2, 9), "rank 3 waits for 9s, rank 0 for 60s"),
-            (facts(0, Exchange::Auto, 2, 60), "ranks 3 and 0 use the same device (is LOCAL_RANK right?)"),
+            (facts(1, Transport::Nccl, 2, 60), "rank 3 exchanges by Nccl, rank 0 by Auto"),
+            (facts(1, Transport::Auto, 4, 60), "rank 3 shares experts among 4 ranks, rank 0 among 2"),
+            (facts(1, Transport::Auto, 2, 9), "rank 3 waits for 9s, rank 0 for 60s"),
+            (facts(0, Transport::Auto, 2, 60), "ranks 3 and 0 use the same device (is LOCAL_RANK right?)"),
         ] {
             assert_eq!(theirs(other).unwrap(), why);
         }

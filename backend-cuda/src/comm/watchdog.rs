@@ -1,9 +1,9 @@
 //! Ends this rank, with the reason, when the ranks cannot go on together.
 //!
 //! A thread looks at the connections to the other ranks and at the progress of the exchanges. An exchange that has begun
-//! must end within a time, in which no rank is away; when one does not, when another rank fails, is gone or is silent for
+//! must end within a time, in which no rank is busy; when one does not, when another rank fails, is gone or is silent for
 //! as long, or when NCCL or a kernel reports a fault, all ranks learn the reason, the exchanges under way are broken off,
-//! and what waits for them gets an error. If this process then still does not react, because it is away or a driver's call
+//! and what waits for them gets an error. If this process then still does not react, because it is busy or a driver's call
 //! does not return, it is ended.
 //!
 //! Nothing else ends an exchange that waits: its kernels have no limit of their own.
@@ -53,7 +53,7 @@ pub(super) struct Watchdog {
 struct Shared {
     rank: usize,
     control: Arc<Control>,
-    /// The longest that an exchange may take while no rank is away, and the longest that a rank may be silent.
+    /// The longest that an exchange may take while no rank is busy, and the longest that a rank may be silent.
     limit: Duration,
     grace: Duration,
     state: Mutex<State>,
@@ -185,8 +185,8 @@ impl Shared {
             *pending = None;
             return None;
         }
-        // Whoever is away: a member may wait in another group for a rank that is not in this one.
-        let present = pending.take_if(|pending| pending.number == begun && !self.control.anyone_away());
+        // Whoever is busy: a member may wait in another group for a rank that is not in this one.
+        let present = pending.take_if(|pending| pending.number == begun && !self.control.anyone_busy());
         let present = present.unwrap_or_else(|| Pending { number: begun, since: Instant::now() });
         let late = present.since.elapsed() > self.limit;
         *pending = Some(present);
@@ -328,18 +328,18 @@ mod tests {
     }
 
     #[test]
-    fn an_exchange_waits_for_a_rank_that_is_away_and_no_longer_than_said_for_one_that_is_back() {
+    fn an_exchange_waits_for_a_rank_that_is_busy_and_no_longer_than_said_for_one_that_was() {
         on_two_ranks(Duration::from_secs(1), |rank, fake, watchdog, control| {
-            control.set_away(rank == 1);
-            until(|| control.anyone_away());
+            control.set_busy(rank == 1);
+            until(|| control.anyone_busy());
             fake.begun.store(u32::from(rank == 0), Ordering::Relaxed);
             let gone = Instant::now();
             while gone.elapsed() < Duration::from_millis(1500) {
                 watchdog.check("read").unwrap();
                 std::thread::sleep(Duration::from_millis(1));
             }
-            control.set_away(false);
-            until(|| !control.anyone_away());
+            control.set_busy(false);
+            until(|| !control.anyone_busy());
             let (error, after) = failure(watchdog);
             assert!(error.ends_with("exchange 1 of the fake has not ended within 500ms"), "{error}");
             assert!(after >= Duration::from_millis(400) && after < Duration::from_secs(1), "{after:?}");
@@ -350,14 +350,14 @@ mod tests {
     #[cfg(unix)]
     const STOPPED_TIMEOUT: Duration = Duration::from_secs(2);
 
-    /// The process that [`a_process_that_is_stopped_is_missed_even_while_it_is_away`] stops, a rank by its environment;
+    /// The process that [`a_process_that_is_stopped_is_missed_even_while_it_is_busy`] stops, a rank by its environment;
     /// does nothing among the other tests.
     #[cfg(unix)]
     #[test]
     fn process_to_stop() {
         if let (Ok(rank), Ok(port)) = (std::env::var("DROPLESS_TEST_RANK"), std::env::var("DROPLESS_TEST_PORT")) {
             on_rank(rank.parse().unwrap(), 3, port.parse().unwrap(), STOPPED_TIMEOUT, |_, _, control| {
-                control.set_away(true);
+                control.set_busy(true);
                 std::thread::sleep(LONG);
             });
         }
@@ -377,7 +377,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_process_that_is_stopped_is_missed_even_while_it_is_away() {
+    fn a_process_that_is_stopped_is_missed_even_while_it_is_busy() {
         for victim in [0, 1] {
             let port = free_port();
             let process = Command::new(std::env::current_exe().unwrap())
@@ -390,7 +390,7 @@ mod tests {
             let id = process.id().to_string();
             let _killed = Killed(process);
             let part = |fake: &Fake, watchdog: &Watchdog, control: &Control| {
-                until(|| control.anyone_away());
+                until(|| control.anyone_busy());
                 fake.begun.store(1, Ordering::Relaxed);
                 std::thread::sleep(STOPPED_TIMEOUT);
                 watchdog.check("read").unwrap();

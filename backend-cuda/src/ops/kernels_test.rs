@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use dropless_tests::require::Need;
+
 use super::all;
 use crate::jit::Jit;
 use crate::kernel::{SM90, source};
@@ -11,13 +13,8 @@ use dropless_core::launch::{Binding, Program, Variant};
 /// Calls `test` for each architecture that kernels are written for, or says why it does not: the compiler's library is
 /// missing, and `DROPLESS_REQUIRE` does not name nvrtc.
 pub(crate) fn for_each_architecture(test: impl Fn(&'static str)) {
-    let required = std::env::var("DROPLESS_REQUIRE").is_ok_and(|names| names.split(',').any(|name| name == "nvrtc"));
-    match Jit::with_cache("sm_90a", None) {
-        Err(error) if !required => println!("skipped: {error}"),
-        opened => {
-            opened.unwrap();
-            ["sm_90a", "sm_100a"].into_iter().for_each(test);
-        }
+    if Need::Nvrtc.or_skip(Jit::with_cache("sm_90a", None)).is_some() {
+        ["sm_90a", "sm_100a"].into_iter().for_each(test);
     }
 }
 

@@ -16,6 +16,7 @@ mod simd;
 
 pub use simd::Simd;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use crate::exchange::Exchange;
 use crate::numerics::NumericModel;
 use crate::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Route};
 use crate::tensor::{DType, Memory, Tensor};
+use crate::timeouts::Timeouts;
 
 /// How a [`Host`] computes. None of it but `numerics` changes a bit.
 #[derive(Clone, Copy, Debug)]
@@ -114,11 +116,35 @@ impl Host {
             expert_ranks,
             max_buffer_bytes: options.max_buffer_bytes,
             peak_flops: None,
+            timeouts: Timeouts::default(),
         };
         let caps: Vec<Caps> = (0..ranks).map(caps).collect();
         let exchanges = Exchange::ranks(&caps, options.timeout);
         let host = |(caps, exchange)| Host { caps, simd, pool: pool.clone(), exchange };
         Ok(caps.into_iter().zip(exchanges).map(host).collect())
+    }
+
+    /// A tensor in memory of the caller; nothing is copied. `keep_alive` is dropped with the last view of it.
+    ///
+    /// # Shape
+    /// Any; row-major and without gaps. `pointer` is aligned to an element, and not null even when there is none.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when it is not, or when the shape passes the address space.
+    ///
+    /// # Safety
+    /// Until `keep_alive` is dropped, the memory must be there to read and write, from any thread. While a call uses the
+    /// tensor, nobody else may write there, nor read there what the call writes: other tensors of the same memory included,
+    /// whose overlap no check sees.
+    pub unsafe fn import(
+        &self,
+        pointer: *mut u8,
+        shape: &[usize],
+        dtype: DType,
+        keep_alive: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Tensor> {
+        // SAFETY: the caller's promise.
+        unsafe { memory::import(pointer, shape, dtype, keep_alive) }
     }
 
     /// The vector instructions in use.
@@ -174,10 +200,6 @@ impl Backend for Host {
 
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()> {
         all_to_all::run(&self.exchange, op)
-    }
-
-    fn set_away(&self, _away: bool) -> Result<()> {
-        Ok(())
     }
 
     fn offload(&self, op: &Checked<Offload<'_>>) -> Result<()> {

@@ -65,7 +65,10 @@ pub trait Op<'a>: Copy + fmt::Debug {
     /// The same op over other tensors.
     type Over<'b>: Op<'b>;
 
-    /// The op's name, as in messages.
+    /// The names that [`name`](Op::name) gives.
+    const NAMES: &'static [&'static str];
+
+    /// The op's name, one for each op.
     fn name(&self) -> &'static str;
 
     /// Calls `visit` for each tensor, in the order of the fields.
@@ -283,6 +286,8 @@ macro_rules! queued {
         impl<'a> $crate::ops::Op<'a> for $name<'a> {
             type Over<'b> = $name<'b>;
 
+            const NAMES: &'static [&'static str] = &[$op];
+
             fn name(&self) -> &'static str {
                 $op
             }
@@ -309,12 +314,14 @@ pub(super) use queued;
 
 /// Makes an enum of ops that one method of the backend takes an [`Op`].
 macro_rules! family {
-    ($name:ident { $($variant:ident),+ $(,)? }, named $op:expr, by $method:ident) => {
+    ($name:ident { $($variant:ident named $op:expr),+ $(,)? }, by $method:ident) => {
         impl<'a> $crate::ops::Op<'a> for $name<'a> {
             type Over<'b> = $name<'b>;
 
+            const NAMES: &'static [&'static str] = &[$($op),+];
+
             fn name(&self) -> &'static str {
-                $op(self)
+                match self { $($name::$variant(_) => $op,)+ }
             }
 
             fn visit(&self, visit: &mut dyn FnMut($crate::ops::Use<'a>)) {

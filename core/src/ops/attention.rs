@@ -133,7 +133,7 @@ pub enum Attention<'a> {
 
 const OP: &str = "attention";
 
-family!(Attention { Forward, Backward }, named |_| OP, by attention);
+family!(Attention { Forward named "attention_forward", Backward named "attention_backward" }, by attention);
 
 /// The (name, tensor, columns) of each operand that has one row for each token.
 type Rows<'a, 'b> = &'b [(&'static str, &'a Tensor, usize)];

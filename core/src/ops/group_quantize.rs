@@ -6,9 +6,9 @@ use super::arguments::{op, queued, tensors};
 use super::{Arg, Checked, DType, FLOAT, Values, distinct, number};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
+use crate::launch::word;
 use crate::numerics::blocks::{self, Format, Fp8Block, Mxfp8, Nvfp4};
 use crate::numerics::e4m3;
-use crate::launch::word;
 use crate::tensor::Tensor;
 
 /// A block format and the options that change its bits.

@@ -29,6 +29,20 @@ use values::Values;
 use crate::error::{Error, Result, ensure};
 use crate::tensor::{DType, Tensor};
 
+/// The [name](Op::name) of every op.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    let families = [
+        GroupedGemm::NAMES,
+        GroupQuantize::NAMES,
+        AllToAll::NAMES,
+        Offload::NAMES,
+        Attention::NAMES,
+        Route::NAMES,
+        Map::NAMES,
+    ];
+    families.into_iter().flatten().copied()
+}
+
 /// An op whose arguments have been checked against each other and against a backend's [`crate::Caps`].
 #[derive(Debug)]
 pub struct Checked<T>(T);

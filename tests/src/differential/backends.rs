@@ -1,10 +1,11 @@
 //! The backends that are compared with the host. Another one is a line of [`UNDER_TEST`].
 
 use dropless_core::host::{Host, HostOptions};
-use dropless_core::{Backend, Error, NumericModel, Result};
+use dropless_core::{Backend, NumericModel, Result};
 use dropless_cuda::{Cuda, CudaOptions};
 use dropless_wgpu::{Wgpu, WgpuOptions};
 
+use crate::require::Need;
 use crate::specification::Specification;
 
 /// The ranks of a backend.
@@ -13,8 +14,10 @@ pub type Ranks = Vec<Box<dyn Backend>>;
 /// A backend that can be opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate {
-    /// Its name, by which `DROPLESS_REQUIRE` asks for it.
+    /// Its name.
     pub name: &'static str,
+    /// What a machine may lack for it.
+    pub need: Option<Need>,
     /// Whether several ranks can share a process.
     pub ranks: bool,
     /// Opens that many ranks.
@@ -23,9 +26,9 @@ pub struct Candidate {
 
 /// Every backend but the host, and what all of them follow: each op's specification, one element after the other.
 pub const UNDER_TEST: &[Candidate] = &[
-    Candidate { name: "specification", open: specification, ranks: true },
-    Candidate { name: "wgpu", open: wgpu, ranks: true },
-    Candidate { name: "cuda", open: cuda, ranks: false },
+    Candidate { name: "specification", need: None, open: specification, ranks: true },
+    Candidate { name: "wgpu", need: Some(Need::Wgpu), open: wgpu, ranks: true },
+    Candidate { name: "cuda", need: Some(Need::Cuda), open: cuda, ranks: false },
 ];
 
 impl Candidate {
@@ -34,11 +37,12 @@ impl Candidate {
     /// # Errors
     /// Why there is none; but where `DROPLESS_REQUIRE` names the backend, that is a panic.
     pub fn device(&self) -> std::result::Result<String, String> {
-        let required = std::env::var("DROPLESS_REQUIRE").is_ok_and(|names| names.split(',').any(|n| n == self.name));
-        match (self.open)(1, NumericModel::Hopper) {
-            Err(Error::Unavailable { why, .. }) if !required => Err(why),
-            opened => Ok(opened.unwrap_or_else(|error| panic!("{error}"))[0].caps().device.clone()),
-        }
+        let opened = (self.open)(1, NumericModel::Hopper);
+        let ranks = match self.need {
+            Some(need) => need.available(opened)?,
+            None => opened.map_err(|error| error.to_string())?,
+        };
+        Ok(ranks[0].caps().device.clone())
     }
 }
 

@@ -45,17 +45,59 @@ pub(super) fn run(args: BisectArgs) -> Result<ExitCode> {
     let options = args.machine.options(PathBuf::new(), false)?;
     // The host beside it has no ranks in other processes.
     let options = TrainOptions { backend, world: None, ..options };
-    match steps_in_memory(&config, &options, args.steps) {
+    conclude(steps_in_memory(&config, &options, args.steps), args.steps)
+}
+
+/// Says what came of the steps.
+fn conclude(outcome: Result<Option<String>>, steps: u64) -> Result<ExitCode> {
+    match outcome {
         Ok(digest) => {
             if let Some(digest) = digest {
-                say(format_args!("no op differs from the host in {} steps; digest {digest}", args.steps));
+                say(format_args!("no op differs from the host in {steps} steps; digest {digest}"));
             }
             Ok(ExitCode::SUCCESS)
         }
-        Err(Error::Core(CoreError::Device { what, op, .. })) if what.contains("differs from host") => {
-            say(format_args!("{op}: {what}"));
-            Ok(ExitCode::FAILURE)
-        }
-        Err(error) => Err(error),
+        Err(error) => match error.core() {
+            Some(CoreError::Divergence(divergence)) => {
+                say(format_args!("{divergence}"));
+                Ok(ExitCode::FAILURE)
+            }
+            _ => Err(error),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dropless_core::fallback::Fallback;
+    use dropless_core::host::{Host, HostOptions};
+    use dropless_core::lockstep::Lockstep;
+    use dropless_core::ops::Cast;
+    use dropless_core::{Backend, DType, Memory};
+    use dropless_tests::toy::Toy;
+
+    use super::*;
+
+    /// What a cast says that goes wrong beside the host.
+    fn divergence() -> CoreError {
+        let host = || Host::new(HostOptions { threads: 1, ..HostOptions::default() }).unwrap();
+        let toy = Fallback::new(Toy::new(host().caps(), Some(1)), host(), &["cast"]).unwrap();
+        let both = Lockstep::new(host(), toy).unwrap();
+        let backend: &dyn Backend = &both;
+        let x = backend.upload(DType::F32, &[1], &[1f32]).unwrap();
+        let out = backend.alloc(DType::Bf16, &[1], Memory::Device).unwrap();
+        Cast { x: &x, out: &out }.run(backend).unwrap_err()
+    }
+
+    #[test]
+    fn only_an_op_with_other_bits_is_found() {
+        let code = |outcome| conclude(outcome, 1).map(|code| format!("{code:?}")).map_err(|error| error.to_string());
+        let [success, failure] = [ExitCode::SUCCESS, ExitCode::FAILURE].map(|code| Ok(format!("{code:?}")));
+        assert_eq!(code(Ok(Some("d".into()))), success);
+        assert_eq!(code(Err(divergence().into())), failure);
+        assert_eq!(code(Err(Error::Step { step: 3, source: divergence() })), failure);
+        let what = "differs from host".to_owned();
+        let broken = CoreError::Device { backend: "wgpu", op: "cast", what };
+        assert_eq!(code(Err(broken.into())), Err("wgpu: cast: differs from host".into()));
     }
 }

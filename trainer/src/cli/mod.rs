@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use dropless_core::host::Simd;
-use dropless_cuda::{Exchange, World};
+use dropless_cuda::{Transport, World};
 
 use crate::config::{Numerics, Recipe};
 use crate::error::{Error, Result};
@@ -87,7 +87,7 @@ struct Machine {
     expert_parallel: Option<usize>,
     /// How rows travel between the ranks of cuda [default: auto]
     #[arg(long, value_enum)]
-    exchange: Option<ExchangeName>,
+    exchange: Option<TransportName>,
     /// Seconds after which ranks of cuda that wait for each other give up, while none of them reads or writes files, or
     /// after which one that is not heard of is given up [default: 60]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(2..=86_400))]
@@ -101,7 +101,7 @@ struct Machine {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ExchangeName {
+enum TransportName {
     /// Through mapped memory where all GPUs of a group reach each other, else through NCCL
     Auto,
     /// Through NCCL
@@ -162,11 +162,11 @@ impl Machine {
             adapter: self.adapter.clone(),
             ranks: self.ranks.unwrap_or_else(|| world.as_ref().map_or(1, |world| world.ranks)),
             world,
-            exchange: match self.exchange {
-                None => defaults.exchange,
-                Some(ExchangeName::Auto) => Exchange::Auto,
-                Some(ExchangeName::Nccl) => Exchange::Nccl,
-                Some(ExchangeName::Peer) => Exchange::Peer,
+            transport: match self.exchange {
+                None => defaults.transport,
+                Some(TransportName::Auto) => Transport::Auto,
+                Some(TransportName::Nccl) => Transport::Nccl,
+                Some(TransportName::Peer) => Transport::Peer,
             },
             timeout: self.timeout.map_or(defaults.timeout, Duration::from_secs),
             expert_parallel: self.expert_parallel,

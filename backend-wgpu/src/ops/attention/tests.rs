@@ -63,10 +63,8 @@ fn results(wgpu: &Wgpu, scratch: usize, shape: AttentionShape, dtype: DType) -> 
 #[test]
 fn pieces_change_no_bit() {
     for numerics in [NumericModel::Hopper, NumericModel::F32] {
-        let Ok(wgpu) = Wgpu::new(&WgpuOptions { numerics, ..WgpuOptions::default() }) else {
-            println!("skipped: no adapter");
-            return;
-        };
+        let options = WgpuOptions { numerics, ..WgpuOptions::default() };
+        let Some(wgpu) = crate::test_backend(&options) else { return };
         for (dtype, shape) in [(DType::Bf16, shape(2, 300, 4, 2)), (DType::F32, shape(3, 130, 2, 2))] {
             let one = results(&wgpu, SCRATCH, shape, dtype);
             // Blocks of 64 rows; a pair at a time; two pairs at a time.

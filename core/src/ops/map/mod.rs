@@ -101,7 +101,7 @@ macro_rules! declare {
             $(#[doc = concat!("See [`", stringify!($name), "`].")] $name($name<'a>),)+
         }
 
-        family!(Map { $($name),+ }, named |map: &Map<'_>| match map { $(Map::$name(_) => $name::OP,)+ }, by map);
+        family!(Map { $($name named $name::OP),+ }, by map);
 
         $(impl<'a> From<$name<'a>> for Map<'a> {
             fn from(op: $name<'a>) -> Self {

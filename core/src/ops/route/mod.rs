@@ -37,7 +37,10 @@ pub enum Route<'a> {
 
 const OP: &str = "route";
 
-family!(Route { TopK, TopKGrad, Plan, Layout }, named |_| OP, by route);
+family!(
+    Route { TopK named "top_k", TopKGrad named "top_k_grad", Plan named "plan", Layout named "layout" },
+    by route
+);
 
 impl Route<'_> {
     /// Checks the arguments.
