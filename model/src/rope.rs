@@ -2,7 +2,9 @@
 //! f64 with `libm`, so that every platform has the same table.
 
 use dropless_core::{Backend, DType, Result, Tensor};
+use serde::de::{DeserializeOwned, Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::single;
 
@@ -20,7 +22,7 @@ pub struct Rope {
 }
 
 /// How frequencies change for contexts longer than the original, in the names of a Hugging Face `config.json`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Scaling {
     /// Every frequency is divided by the factor (position interpolation, arXiv 2306.15595).
@@ -91,6 +93,28 @@ pub struct Llama3 {
     pub low_freq_factor: f64,
     /// Original length over the wavelength below which a frequency is left alone.
     pub high_freq_factor: f64,
+}
+
+/// Written out, since a derived implementation for a tagged enum does not name the field whose value it refuses.
+impl<'de> Deserialize<'de> for Scaling {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Scaling, D::Error> {
+        let mut fields = Map::deserialize(deserializer)?;
+        let method = fields.remove("type").unwrap_or_default();
+        let scaling = match method.as_str() {
+            Some("linear") => parameters(fields).map(Scaling::Linear),
+            Some("yarn") => parameters(fields).map(Scaling::Yarn),
+            Some("llama3") => parameters(fields).map(Scaling::Llama3),
+            _ => Err(format!("type is {method}, expected linear, yarn or llama3")),
+        };
+        scaling.map_err(D::Error::custom)
+    }
+}
+
+fn parameters<T: DeserializeOwned>(fields: Map<String, Value>) -> std::result::Result<T, String> {
+    serde_path_to_error::deserialize(Value::Object(fields)).map_err(|e| match e.path().iter().next() {
+        None => e.inner().to_string(),
+        Some(_) => format!("{}: {}", e.path(), e.inner()),
+    })
 }
 
 impl Scaling {

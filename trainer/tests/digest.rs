@@ -387,6 +387,14 @@ fn any_gpu_has_the_digest_of_the_host() {
                 assert_eq!(steps(BackendKind::Wgpu, ranks), expected, "{model:?}, {recipe}, {ranks} ranks");
             }
         }
+        // A run that two ranks of the host began goes on with four of the GPU.
+        let config = of(model, &["train.steps=2", "train.checkpoint_interval=1", "train.keep_checkpoints=0"]);
+        let out = tempfile::tempdir().unwrap();
+        let host = TrainOptions { ranks: 2, ..options(out.path()) };
+        let expected = train::run(&config, &host).unwrap().unwrap().digest;
+        std::fs::remove_dir_all(out.path().join("checkpoints/step-000002")).unwrap();
+        let rest = TrainOptions { backend: BackendKind::Wgpu, ranks: 4, resume: true, ..host };
+        assert_eq!(train::run(&config, &rest).unwrap().unwrap().digest, expected, "{model:?}, resumed");
     }
     let config = config(&["moe.expert_shards=2"]);
     let steps = |backend, layout| {

@@ -51,6 +51,8 @@ const METADATA: &[&str] = &[
 const THETA: &str = "rope_theta";
 const PARTIAL: &str = "partial_rotary_factor";
 const ORIGINAL: &str = "original_max_position_embeddings";
+/// Where such a key stands that is in neither object.
+const OUTSIDE: &str = "on its own";
 /// Keys that follow from others.
 const DERIVED: &[&str] = &["head_dim", "num_key_value_heads", "qk_head_dim"];
 
@@ -248,7 +250,7 @@ impl Positions {
             *truncate = json!(false);
         }
         found.retain(|_, value| !value.is_null());
-        whole(name, found.remove(PARTIAL))?;
+        whole(&format!("in {name}"), found.remove(PARTIAL).as_ref())?;
         let theta = found.remove(THETA);
         let scaling = match method.as_str() {
             Some("default") => match found.keys().next() {
@@ -271,10 +273,10 @@ impl Positions {
 }
 
 /// Refuses rotary positions on a part of the elements that they are for.
-fn whole(place: &str, partial: Option<Value>) -> std::result::Result<(), String> {
+fn whole(place: &str, partial: Option<&Value>) -> std::result::Result<(), String> {
     match partial {
         Some(share) if !share.is_null() && share.as_f64() != Some(1.0) => {
-            Err(format!("{place} has {PARTIAL} {share}, but only 1 is supported"))
+            Err(format!("{PARTIAL} is {share} {place}, but only 1 is supported"))
         }
         _ => Ok(()),
     }
@@ -284,7 +286,7 @@ fn whole(place: &str, partial: Option<Value>) -> std::result::Result<(), String>
 /// `rope_parameters`, as in the transformers library; other contradictions are refused. `usual` is the family's theta where
 /// no spelling has one.
 fn rope(all: &Map<String, Value>, usual: f64) -> std::result::Result<Map<String, Value>, String> {
-    whole("config.json", all.get(PARTIAL).cloned())?;
+    whole(OUTSIDE, all.get(PARTIAL))?;
     let (newer, older) = (Positions::read(all, "rope_parameters")?, Positions::read(all, "rope_scaling")?);
     if let (Some(newer), Some(older)) = (&newer, &older)
         && newer.scaling.is_some()
@@ -292,14 +294,17 @@ fn rope(all: &Map<String, Value>, usual: f64) -> std::result::Result<Map<String,
     {
         return Err(format!("{} and {} differ", newer.name, older.name));
     }
-    let thetas = |positions: &Option<Positions>| positions.as_ref().and_then(|p| Some((p.name, p.theta.clone()?)));
-    let outside = all.get(THETA).filter(|value| !value.is_null()).map(|value| ("config.json", value.clone()));
+    let inside = |positions: &Option<Positions>| {
+        let positions = positions.as_ref()?;
+        Some((format!("in {}", positions.name), positions.theta.clone()?))
+    };
+    let outside = all.get(THETA).filter(|value| !value.is_null()).map(|value| (OUTSIDE.to_owned(), value.clone()));
     // The order in which the transformers library looks: what is beside rope_scaling does not count where there is one.
-    let chosen = if older.is_some() { &older } else { &newer };
-    let (place, theta) = thetas(chosen).or_else(|| outside.clone()).unwrap_or(("the family's default", json!(usual)));
-    for (other, value) in [thetas(&newer), thetas(&older), outside].into_iter().flatten() {
+    let chosen = inside(if older.is_some() { &older } else { &newer }).or_else(|| outside.clone());
+    let (place, theta) = chosen.unwrap_or_else(|| ("by default".to_owned(), json!(usual)));
+    for (other, value) in [inside(&newer), inside(&older), outside].into_iter().flatten() {
         if value.as_f64() != theta.as_f64() {
-            return Err(format!("{other} has {THETA} {value}, but {theta} counts, that of {place}"));
+            return Err(format!("{THETA} is {value} {other}, but {theta} {place}, which counts"));
         }
     }
     let mut out = Map::from_iter([(THETA.to_owned(), theta)]);
@@ -318,8 +323,8 @@ fn complete(all: &Map<String, Value>, name: &str, scaling: &mut Map<String, Valu
     let given = |key: &str| all.get(key).filter(|value| !value.is_null());
     if let Some(outside) = given(ORIGINAL) {
         let inside = scaling.entry(ORIGINAL).or_insert_with(|| outside.clone());
-        if inside != outside {
-            return Err(format!("{name} has {ORIGINAL} {inside}, but config.json has {outside}"));
+        if inside.as_f64() != outside.as_f64() {
+            return Err(format!("{ORIGINAL} is {inside} in {name}, but {outside} {OUTSIDE}"));
         }
     }
     let Some(longest) = given("max_position_embeddings") else { return Ok(()) };
