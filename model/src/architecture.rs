@@ -87,7 +87,7 @@ impl Architecture {
     /// Parameters of all matrices, in f64: no extents overflow it.
     pub(crate) fn parameters(&self) -> f64 {
         let h = self.hidden as f64;
-        let attention = self.attention.parameters(self.hidden) as f64;
+        let attention = self.attention.parameters(self.hidden);
         let feed = |feed: &Feed| match feed {
             Feed::Dense { width } => 3.0 * h * *width as f64,
             Feed::Moe(moe) => {

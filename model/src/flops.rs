@@ -4,21 +4,24 @@ use crate::architecture::{Architecture, Feed};
 
 impl Feed {
     /// Parameters in the products of a token: its experts, not all of them.
-    fn active(&self, h: usize) -> usize {
+    fn active(&self, h: f64) -> f64 {
         match self {
-            Feed::Dense { width } => 3 * h * width,
-            Feed::Moe(moe) => h * (moe.experts + 3 * (moe.top_k * moe.width + moe.shared_width.unwrap_or(0))),
+            Feed::Dense { width } => 3.0 * h * *width as f64,
+            Feed::Moe(moe) => {
+                let widths = (moe.top_k * moe.width + moe.shared_width.unwrap_or(0)) as f64;
+                h * (moe.experts as f64 + 3.0 * widths)
+            }
         }
     }
 }
 
 impl Architecture {
     /// Parameters in the matrix products of a token: its experts, not all; the embedding is a look-up.
-    pub fn active_parameters(&self) -> usize {
-        let h = self.hidden;
-        let modules = usize::from(self.next.is_some());
-        let layers = self.feeds().map(|feed| self.attention.parameters(h) + feed.active(h)).sum::<usize>();
-        layers + modules * 2 * h * h + (1 + modules) * self.vocab * h
+    pub fn active_parameters(&self) -> f64 {
+        let h = self.hidden as f64;
+        let modules = if self.next.is_some() { 1.0 } else { 0.0 };
+        let layers = self.feeds().map(|feed| self.attention.parameters(self.hidden) + feed.active(h)).sum::<f64>();
+        layers + modules * 2.0 * h * h + (1.0 + modules) * self.vocab as f64 * h
     }
 
     /// Useful floating-point operations of forward and backward for a token of sequences of this length.
@@ -31,6 +34,6 @@ impl Architecture {
     pub fn flops_per_token(&self, sequence: usize) -> f64 {
         let (qk, v) = self.attention.head_dims();
         let attention = 3 * self.feeds().count() * self.attention.heads() * (qk + v) * sequence;
-        (6 * self.active_parameters() + attention) as f64
+        6.0 * self.active_parameters() + attention as f64
     }
 }

@@ -426,6 +426,6 @@ fn verify_passes_the_reference_and_fails_a_model_that_is_not_it() {
     let output = dropless(dir.path(), &["verify", "."]);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("FAILED"));
-    fs::write(dir.path().join("config.json"), "{\"model_type\": \"mixtral\"}").unwrap();
-    assert_refused(&dropless(dir.path(), &["verify", "."]), &["config.json", "mixtral", "deepseek_v3"]);
+    fs::write(dir.path().join("config.json"), "{\"model_type\": \"llama\"}").unwrap();
+    assert_refused(&dropless(dir.path(), &["verify", "."]), &["config.json", "llama", "deepseek_v3"]);
 }

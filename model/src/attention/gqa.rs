@@ -33,8 +33,9 @@ impl Config {
         [self.heads, self.kv_heads, self.kv_heads].map(|heads| heads * self.head_dim)
     }
 
-    pub(super) fn parameters(&self, h: usize) -> usize {
-        (self.columns().iter().sum::<usize>() + self.heads * self.head_dim) * h
+    pub(super) fn parameters(&self, h: usize) -> f64 {
+        let [h, heads, kv_heads, dim] = [h, self.heads, self.kv_heads, self.head_dim].map(|n| n as f64);
+        2.0 * (heads + kv_heads) * dim * h
     }
 
     pub(super) fn check(&self) -> std::result::Result<(), String> {

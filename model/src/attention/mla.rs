@@ -35,13 +35,12 @@ pub struct Config {
 }
 
 impl Config {
-    pub(super) fn parameters(&self, h: usize) -> usize {
-        let query = self.heads * (self.nope + self.rope);
-        let query = self.q_rank.map_or(h * query, |rank| rank * (h + query));
-        query
-            + h * (self.kv_rank + self.rope)
-            + self.kv_rank * self.heads * (self.nope + self.v)
-            + self.heads * self.v * h
+    pub(super) fn parameters(&self, h: usize) -> f64 {
+        let [h, heads, kv_rank] = [h, self.heads, self.kv_rank].map(|n| n as f64);
+        let [nope, rope, v] = [self.nope, self.rope, self.v].map(|n| n as f64);
+        let query = heads * (nope + rope);
+        let query = self.q_rank.map_or(h * query, |rank| rank as f64 * (h + query));
+        query + h * (kv_rank + rope) + kv_rank * heads * (nope + v) + heads * v * h
     }
 
     pub(super) fn check(&self) -> std::result::Result<(), String> {

@@ -50,8 +50,8 @@ impl AttentionConfig {
         }
     }
 
-    /// Parameters in the matrix products of one layer, for a residual stream of `h`.
-    pub fn parameters(&self, h: usize) -> usize {
+    /// Parameters in the matrix products of one layer, for a residual stream of `h`; in f64, which no extents overflow.
+    pub fn parameters(&self, h: usize) -> f64 {
         match self {
             AttentionConfig::Mla(c) => c.parameters(h),
             AttentionConfig::Gqa(c) => c.parameters(h),

@@ -104,7 +104,8 @@ impl DeepseekV3 {
             experts: self.n_routed_experts,
             top_k: self.num_experts_per_tok,
             width: self.moe_intermediate_size,
-            shared_width: (self.n_shared_experts > 0).then_some(self.n_shared_experts * self.moe_intermediate_size),
+            shared_width: (self.n_shared_experts > 0)
+                .then(|| self.n_shared_experts.saturating_mul(self.moe_intermediate_size)),
             score: Score::Sigmoid,
             groups: self.n_group,
             top_groups: self.topk_group,
