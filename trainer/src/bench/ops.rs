@@ -124,13 +124,10 @@ impl Bench<'_> {
         let (n, k) = (512, 512);
         let offsets = [0u32, 200, 200, 256, 300, 513, 640, 700, 1024];
         let (groups, rows) = (offsets.len() - 1, 1024);
-        let shapes = match kind {
-            GemmKind::Forward => [vec![rows, k], vec![groups, n, k], vec![rows, n]],
-            GemmKind::Dgrad => [vec![rows, n], vec![groups, n, k], vec![rows, k]],
-            GemmKind::Wgrad => [vec![rows, n], vec![rows, k], vec![groups, n, k]],
-        };
-        let (a, b) = (self.bf16("a", &shapes[0])?, self.bf16("b", &shapes[1])?);
-        let out = self.empty(if kind == GemmKind::Wgrad { DType::F32 } else { DType::Bf16 }, &shapes[2])?;
+        let product = kind.product(groups, rows, n, k);
+        let [a, b] = product.sides.map(|side| side.shape());
+        let (a, b) = (self.bf16("a", &a)?, self.bf16("b", &b)?);
+        let out = self.empty(if product.ragged_chain() { DType::F32 } else { DType::Bf16 }, &product.out_shape())?;
         let offsets = self.backend.upload(DType::U32, &[groups + 1], &offsets)?;
         let (a, b) = (Operand::plain(&a), Operand::plain(&b));
         let op = GroupedGemm { kind, a, b, offsets: &offsets, out: &out, accumulate: false };
