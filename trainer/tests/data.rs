@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use dropless::data::{Batch, Corpus, Position, Stream, validation};
+use dropless::data::{Batch, Corpus, END, Position, Stream, validation};
 use dropless::{Config, Error};
 use dropless_core::Error as CoreError;
 use dropless_core::ops::NONE;
@@ -169,13 +169,30 @@ fn missing_and_empty_text_is_refused() {
 }
 
 #[test]
-fn the_embedded_corpus_is_this_repository() {
-    let (train, validation) = load(&[], &[]).unwrap();
-    let bytes: Vec<u8> = train.tokens().iter().filter_map(|&t| u8::try_from(t).ok()).collect();
-    let text = String::from_utf8_lossy(&bytes);
-    assert!(text.contains("The one trait that a device implements"));
-    assert!(text.contains("This repository's own text, by name"));
-    assert!(validation.tokens().len() > 1000);
+fn the_embedded_text_is_what_its_readme_says() {
+    let text = include_bytes!("../data/shakespeare.txt");
+    let readme = include_str!("../data/README.md");
+    let hash = blake3::hash(text).to_string();
+    assert!(readme.contains(&hash), "trainer/data/README.md does not name {hash}");
+    assert!(text.is_ascii() && !text.contains(&b'\r'));
+}
+
+#[test]
+fn the_embedded_documents_are_the_text_cut_at_blank_lines() {
+    let config = Config::load(None, &["data.validation_fraction=0.1".to_owned()]).unwrap();
+    let documents = |corpus: &Corpus| -> Vec<Vec<u8>> {
+        let tokens = corpus.tokens().strip_suffix(&[END]).unwrap();
+        tokens.split(|&t| t == END).map(|ids| ids.iter().map(|&id| u8::try_from(id).unwrap()).collect()).collect()
+    };
+    let (train, validation) = Corpus::load(&config).unwrap();
+    let (train, validation) = (documents(&train), documents(&validation));
+    assert_eq!(train.len(), validation.len());
+    let whole: Vec<Vec<u8>> = train.into_iter().zip(validation).map(|(text, aside)| [text, aside].concat()).collect();
+    assert_eq!(whole.concat(), include_bytes!("../data/shakespeare.txt"));
+    for document in &whole[..whole.len() - 1] {
+        let blank = document[8192..].windows(2).position(|pair| pair == b"\n\n").unwrap();
+        assert_eq!(document.len(), 8192 + blank + 2);
+    }
 }
 
 #[test]

@@ -96,6 +96,23 @@ fn digest(config: &Config, change: impl FnOnce(&mut TrainOptions)) -> String {
     train::run(config, &options).unwrap().unwrap().digest
 }
 
+/// The first steps of the default job. Where a digest changes, some bit of some result did: that is a change of the
+/// contract, and stands in CHANGELOG.md under "Numerics".
+#[test]
+fn the_default_job_has_the_digests_that_are_written_down() {
+    const DIGESTS: [(&str, &str); 4] = [
+        ("f32", "792cef3e15deb03e591110c75f46ca72"),
+        ("bf16", "589f3949686b8116808ce566fd60a9d4"),
+        ("mxfp8", "a81ef95eaeb414ffc3fe7b703d8020b9"),
+        ("fp8-block", "da61d192177907169f2ed76df273832d"),
+    ];
+    let found = DIGESTS.map(|(recipe, _)| {
+        let config = Config::load(None, &[format!("train.recipe=\"{recipe}\"")]).unwrap();
+        (recipe, train::steps_in_memory(&config, &TrainOptions::default(), 2).unwrap().unwrap())
+    });
+    assert_eq!(found.each_ref().map(|(recipe, digest)| (*recipe, digest.as_str())), DIGESTS);
+}
+
 #[test]
 fn b124_b154_ranks_and_threads_do_not_matter() {
     for recipe in ["f32", "bf16", "mxfp8", "fp8-block"] {

@@ -8,8 +8,11 @@ use crate::error::{Error, Result};
 /// The end of a document; ids below it are bytes.
 pub const END: u32 = Tokenizer::Byte.end();
 
-/// This repository's own text, by name.
-const EMBEDDED: &[(&str, &str)] = &include!(concat!(env!("OUT_DIR"), "/corpus.rs"));
+/// The text of runs without files: see `trainer/data/README.md`.
+const EMBEDDED: &str = include_str!("../../data/shakespeare.txt");
+
+/// A document of the embedded text ends with the first blank line from this many bytes on.
+const EMBEDDED_DOCUMENT: usize = 8192;
 
 /// Documents, one after the other, each closed by an end token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,8 +118,16 @@ fn set_aside(len: usize, fraction: f64) -> usize {
     (len as f64 * fraction) as usize
 }
 
+/// The embedded text in pieces: between two speeches, about 8 KiB each.
 fn embedded() -> Vec<Document> {
-    EMBEDDED.iter().map(|&(name, text)| (name.to_owned(), text.as_bytes().to_vec())).collect()
+    let (mut documents, mut rest) = (Vec::new(), EMBEDDED);
+    while !rest.is_empty() {
+        let blank = rest.get(EMBEDDED_DOCUMENT..).and_then(|tail| tail.find("\n\n"));
+        let (document, after) = rest.split_at(blank.map_or(rest.len(), |at| EMBEDDED_DOCUMENT + at + 2));
+        documents.push((format!("embedded {}", documents.len()), document.as_bytes().to_vec()));
+        rest = after;
+    }
+    documents
 }
 
 /// The files that the patterns match, in the order of their names, each once.
