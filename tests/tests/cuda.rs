@@ -1,5 +1,6 @@
 //! What only the CUDA backend promises: work that is recorded once and run again, and memory that comes back.
 
+#![cfg(target_os = "linux")]
 #![expect(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,

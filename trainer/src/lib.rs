@@ -4,7 +4,7 @@
 //! [`train`] (the steps), [`checkpoint`] (what a run leaves behind), [`cli`] (the commands). The model itself is
 //! [`dropless_model`].
 
-mod backends;
+pub mod backends;
 pub mod bench;
 pub mod checkpoint;
 pub mod cli;
@@ -13,12 +13,12 @@ pub mod config;
 pub mod data;
 pub mod error;
 pub mod generate;
-mod memory;
 pub mod metrics;
 pub mod options;
 pub mod sample;
 pub mod schedule;
 pub mod source;
+mod system;
 pub mod train;
 pub mod verify;
 

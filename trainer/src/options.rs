@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dropless_core::host::Simd;
-use dropless_cuda::{Transport, World};
+
+use crate::backends::{Transport, World};
 
 /// A backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

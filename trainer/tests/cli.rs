@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use dropless::checkpoint::{Save, State, newest, save};
 use dropless::config::single;
+use dropless::options::BackendKind;
 use dropless_core::host::{Host, HostOptions};
 use dropless_model::hf::{NamedTensor, TensorFiles};
 use tempfile::{TempDir, tempdir};
@@ -112,7 +113,7 @@ fn command_lines_that_are_none() {
     refused(&["eval"], &["no run in out/"]);
     refused(&["train", "--resume"], &["no run in out/"]);
     refused(&["train", "--resume", "--out", "absent"], &["--out absent"]);
-    if !dropless_cuda::usable() {
+    if !dropless::backends::usable(BackendKind::Cuda) {
         refused(&["train", "--backend", "cuda"], &["cuda", "--backend host"]);
         refused(&["bench", "cuda"], &["cuda", "--backend host"]);
     }

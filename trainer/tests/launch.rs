@@ -7,6 +7,8 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use dropless::options::BackendKind;
+
 /// A launch whose ranks run a line of shell.
 fn command(ranks: &str, line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dropless"));
@@ -88,7 +90,7 @@ fn only_ranks_of_cuda_are_processes() {
 
 #[test]
 fn processes_say_why_they_cannot_be_ranks_of_cuda() {
-    if dropless_cuda::usable() {
+    if dropless::backends::usable(BackendKind::Cuda) {
         return;
     }
     let arguments = ["launch", "--nproc", "2", "--", "train"];

@@ -2,6 +2,7 @@
 
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::{Backend, NumericModel, Result};
+#[cfg(target_os = "linux")]
 use dropless_cuda::{Cuda, CudaOptions};
 use dropless_wgpu::{Wgpu, WgpuOptions};
 
@@ -28,6 +29,7 @@ pub struct Candidate {
 pub const UNDER_TEST: &[Candidate] = &[
     Candidate { name: "specification", need: None, open: specification, ranks: true },
     Candidate { name: "wgpu", need: Some(Need::Wgpu), open: wgpu, ranks: true },
+    #[cfg(target_os = "linux")]
     Candidate { name: "cuda", need: Some(Need::Cuda), open: cuda, ranks: false },
 ];
 
@@ -64,6 +66,7 @@ fn wgpu(ranks: usize, numerics: NumericModel) -> Result<Ranks> {
 }
 
 /// A GPU is a rank with a process of its own, so there is one.
+#[cfg(target_os = "linux")]
 fn cuda(_ranks: usize, numerics: NumericModel) -> Result<Ranks> {
     Ok(boxed(vec![Cuda::new(&CudaOptions { numerics, ..CudaOptions::default() })?]))
 }

@@ -14,6 +14,7 @@ use dropless_core::{Backend, DType, Memory, NumericModel, Result, Tensor};
 
 use super::{medians, peer};
 use crate::options::{BackendKind, TrainOptions};
+use crate::system;
 use dropless_model::init;
 
 /// How long a sample takes at least.
@@ -41,7 +42,7 @@ pub fn run(options: &TrainOptions, out: &mut dyn Write) -> crate::Result<()> {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         n => n,
     };
-    let machine = processor().unwrap_or_else(|| std::env::consts::ARCH.into());
+    let machine = system::processor().unwrap_or_else(|| std::env::consts::ARCH.into());
     let commit = commit().unwrap_or_else(|| "commit unknown".into());
     let hopper = options.open_one(NumericModel::Hopper)?;
     let on = &hopper.caps().device;
@@ -72,13 +73,6 @@ fn print(out: &mut dyn Write, line: &str) {
 fn commit() -> Option<String> {
     let git = Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty"]).output();
     git.ok().filter(|git| git.status.success()).map(|git| String::from_utf8_lossy(&git.stdout).trim().to_owned())
-}
-
-/// What the system calls this processor.
-fn processor() -> Option<String> {
-    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("model name"))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
 }
 
 /// `amount` a second, in 10^9.

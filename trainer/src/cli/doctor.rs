@@ -3,9 +3,8 @@
 use std::fmt::Write;
 
 use dropless_core::host::Simd;
-use dropless_cuda::DeviceReport;
-use dropless_wgpu::AdapterReport;
 
+use crate::backends;
 use crate::config::Config;
 use crate::options::{BackendKind, TrainOptions};
 use crate::train::steps_in_memory;
@@ -29,38 +28,8 @@ pub(super) fn report() -> String {
         .collect();
     // Writing to a string cannot fail.
     let _ = writeln!(out, "host  available: {threads} threads; {}", simd.join(", "));
-    let adapters = dropless_wgpu::adapters();
-    if adapters.is_empty() {
-        let _ = writeln!(out, "wgpu  no adapter; install a Vulkan driver (mesa-vulkan-drivers has one for CPUs)");
-    }
-    for adapter in &adapters {
-        let AdapterReport { index, name, api, kind, driver, max_buffer_bytes } = adapter;
-        let state = check(BackendKind::WgpuBesideHost, Some(*index));
-        let mib = max_buffer_bytes >> 20;
-        let _ = writeln!(out, "wgpu  {index}: {name} ({api}, {kind}, {driver}; buffers up to {mib} MiB): {state}");
-    }
-    match dropless_cuda::devices() {
-        Err(error) => {
-            let _ = writeln!(out, "cuda  not here: {error}");
-        }
-        Ok(devices) => {
-            for DeviceReport { index, name, capability: (major, minor), memory, refused } in devices {
-                // The first one is the one that a single rank uses.
-                let state = match refused {
-                    Some(why) => format!("unusable: {why}"),
-                    None if index == 0 => check(BackendKind::CudaBesideHost, None),
-                    None => "available".into(),
-                };
-                let gib = memory >> 30;
-                let _ = writeln!(out, "cuda  {index}: {name} (sm_{major}{minor}, {gib} GiB): {state}");
-            }
-            let _ = match dropless_cuda::kept_kernels() {
-                Ok(directory) => writeln!(out, "cuda  compiled kernels are kept in {}", directory.display()),
-                Err(why) => {
-                    writeln!(out, "cuda  compiled kernels are not kept, which costs time at every start: {why}")
-                }
-            };
-        }
+    for line in backends::report(check) {
+        let _ = writeln!(out, "{line}");
     }
     out
 }

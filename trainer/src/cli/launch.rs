@@ -1,25 +1,21 @@
 //! `dropless launch`: the ranks of one machine as processes, with the variables that torchrun would set.
 //!
 //! Rank 0 has the terminal to itself; what another rank prints appears on the error output, line by line, behind the
-//! rank's name. Each rank leads a process group of its own, so that a signal from the terminal reaches the ranks once,
-//! through here, and ending a rank ends what it started. When a rank fails, the others have a moment to notice it and
-//! to say so, then they are ended.
+//! rank's name. When a rank fails, the others have a moment to notice it and to say so, then they are ended, with what
+//! they started where the system knows it.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
-use rustix::process::{Pid, Signal, kill_process_group};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use crate::error::{Error, Result};
+use crate::system::{self, Signals, Stop};
 
 /// How long ranks that run on after another failed have to end by themselves, and then after being asked to.
 const NOTICE: Duration = Duration::from_secs(3);
@@ -51,7 +47,7 @@ pub(super) struct LaunchArgs {
 /// [`Error::Usage`] when a rank cannot be started; those that were are ended.
 pub(super) fn run(args: &LaunchArgs) -> Result<ExitCode> {
     let failed = |what: &str, error: io::Error| Error::Usage(format!("launch: {what}: {error}"));
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(|e| failed("signals", e))?;
+    let mut signals = Signals::new().map_err(|e| failed("signals", e))?;
     let program = match &args.program {
         Some(program) => program.clone(),
         None => std::env::current_exe().map_err(|e| failed("the path of this program", e))?,
@@ -74,7 +70,7 @@ pub(super) fn run(args: &LaunchArgs) -> Result<ExitCode> {
                 ranks.running.push((rank, process));
             }
             Err(error) => {
-                ranks.signal(Signal::KILL);
+                ranks.stop(Stop::Kill);
                 return Err(failed(&program.display().to_string(), error));
             }
         }
@@ -100,17 +96,11 @@ fn start(mut command: Command, rank: u32, ranks: u32, port: u16) -> io::Result<C
         .env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string())
         .env("MASTER_PORT", port.to_string())
         .env_remove("TORCHELASTIC_USE_AGENT_STORE")
-        .stdin(Stdio::null())
-        .process_group(0);
+        .stdin(Stdio::null());
     if rank != 0 {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
     }
-    // A launcher that is killed must not leave ranks behind that hold the GPUs.
-    #[cfg(target_os = "linux")]
-    // SAFETY: between fork and exec this makes one system call; it neither allocates nor takes a lock.
-    unsafe {
-        command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?));
-    }
+    system::apart(&mut command);
     command.spawn()
 }
 
@@ -145,21 +135,19 @@ impl Ranks {
     /// Waits for all, passing signals on; once one fails, ends the others.
     fn wait(mut self, signals: &mut Signals) -> ExitCode {
         // What is done next to ranks that run on after a failure, and when.
-        let mut measures = [(NOTICE, Signal::TERM), (GRACE, Signal::KILL)].into_iter();
+        let mut measures = [(NOTICE, Stop::Terminate), (GRACE, Stop::Kill)].into_iter();
         let mut next = None;
         while !self.running.is_empty() {
-            for number in signals.pending() {
-                self.signal(if number == SIGINT { Signal::INT } else { Signal::TERM });
-            }
+            signals.pending().for_each(|how| self.stop(how));
             self.reap();
             if self.failed.is_some() {
                 let now = Instant::now();
                 match next {
-                    Some((due, signal)) if now >= due => {
-                        self.signal(signal);
-                        next = measures.next().map(|(wait, signal)| (now + wait, signal));
+                    Some((due, how)) if now >= due => {
+                        self.stop(how);
+                        next = measures.next().map(|(wait, how)| (now + wait, how));
                     }
-                    None => next = measures.next().map(|(wait, signal)| (now + wait, signal)),
+                    None => next = measures.next().map(|(wait, how)| (now + wait, how)),
                     Some(_) => {}
                 }
             }
@@ -172,28 +160,23 @@ impl Ranks {
     fn reap(&mut self) {
         let failed = &mut self.failed;
         self.running.retain_mut(|(rank, process)| {
-            // A process that cannot be asked is gone.
-            let status = process.try_wait().unwrap_or(Some(ExitStatus::from_raw(1 << 8)));
-            let Some(status) = status else { return true };
-            if !status.success() && failed.is_none() {
-                eprintln!("rank {rank} failed: {status}");
-                *failed = Some(code(status));
+            let (code, what) = match process.try_wait() {
+                Ok(None) => return true,
+                Ok(Some(status)) if status.success() => return false,
+                Ok(Some(status)) => (system::code(status), status.to_string()),
+                // A process that cannot be asked is gone.
+                Err(error) => (1, error.to_string()),
+            };
+            if failed.is_none() {
+                eprintln!("rank {rank} failed: {what}");
+                *failed = Some(code);
             }
             false
         });
     }
 
-    /// Sends a signal to every rank and what it started.
-    fn signal(&self, signal: Signal) {
-        for (_, process) in &self.running {
-            // One that has just ended is found by `reap`.
-            let _ = kill_process_group(Pid::from_child(process), signal);
-        }
+    /// Asks every rank to end, or ends it.
+    fn stop(&mut self, how: Stop) {
+        self.running.iter_mut().for_each(|(_, process)| system::stop(process, how));
     }
-}
-
-/// The exit code, or 128 + the signal that ended the process, as shells have it.
-fn code(status: ExitStatus) -> u8 {
-    let code = status.code().or(status.signal().map(|signal| 128 + signal));
-    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }

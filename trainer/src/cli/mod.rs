@@ -10,7 +10,6 @@
 
 mod bisect;
 mod doctor;
-#[cfg(unix)]
 mod launch;
 mod models;
 mod runs;
@@ -24,8 +23,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use dropless_core::host::Simd;
-use dropless_cuda::{Transport, World};
 
+use crate::backends::{self, Transport, World};
 use crate::config::{Numerics, Recipe};
 use crate::error::{Error, Result};
 use crate::generate::Generator;
@@ -46,7 +45,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Train a model; without arguments the shipped small one, on this repository's own text
+    /// Train a model; without arguments the shipped small one, on the embedded text
     Train(train::TrainArgs),
     /// Compute the validation loss of a checkpoint or a model directory
     Eval(EvalArgs),
@@ -65,7 +64,6 @@ enum Command {
     /// Measure the speed of a backend's ops
     Bench(BenchArgs),
     /// Start a process for each GPU of this machine, with the variables that torchrun would set
-    #[cfg(unix)]
     Launch(launch::LaunchArgs),
 }
 
@@ -198,7 +196,7 @@ impl SimdName {
 impl BackendName {
     fn kind(self) -> BackendKind {
         match self {
-            BackendName::Auto if dropless_cuda::usable() => BackendKind::Cuda,
+            BackendName::Auto if backends::usable(BackendKind::Cuda) => BackendKind::Cuda,
             BackendName::Auto | BackendName::Host => BackendKind::Host,
             BackendName::Wgpu => BackendKind::Wgpu,
             BackendName::Cuda => BackendKind::Cuda,
@@ -324,7 +322,6 @@ fn dispatch(command: Command) -> Result<ExitCode> {
                 TrainOptions { backend, adapter, threads, simd: simd.map(SimdName::level), ..TrainOptions::default() };
             bench::run(&options, &mut std::io::stdout())?;
         }
-        #[cfg(unix)]
         Command::Launch(args) => return launch::run(&args),
     }
     Ok(ExitCode::SUCCESS)

@@ -10,10 +10,10 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{Config, Numerics};
 use crate::error::{Error, Result};
 use crate::generate::Generator;
-use crate::memory;
 use crate::options::TrainOptions;
 use crate::sample::Sampling;
 use crate::source::Source;
+use crate::system;
 use crate::train;
 
 /// The start of the text that a finished run shows.
@@ -84,8 +84,8 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     print_validation(summary.validation, summary.unigram);
     say(format_args!("checkpoint {}", summary.checkpoint.display()));
     say(format_args!("digest {}", summary.digest));
-    if let Some(peak) = memory::peak() {
-        say(format_args!("peak memory {peak}"));
+    if let Some(peak) = system::peak() {
+        say(format_args!("peak memory {} MiB", peak >> 20));
     }
     match config.train.sample_tokens {
         0 => Ok(()),

@@ -155,7 +155,7 @@ pub struct MoeConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// Globs of text files; empty for the embedded corpus.
+    /// Globs of text files; empty for the embedded text.
     pub train: Vec<String>,
     /// Globs of validation files; empty to set a part of the training text aside.
     pub validation: Vec<String>,

@@ -5,7 +5,7 @@ use dropless_core::ops::NONE;
 
 use super::Corpus;
 use crate::error::Result;
-use crate::memory;
+use crate::system;
 
 /// Sequences of equal length, one after the other; each field has one entry for each token.
 ///
@@ -60,7 +60,7 @@ impl Batch {
             CoreError::Capacity { op: "batch", needed, available, hint }
         };
         // A system may promise more than it has, and end the process that asks for it.
-        if let Some(installed) = memory::installed().filter(|&installed| needed > installed) {
+        if let Some(installed) = system::installed().filter(|&installed| needed > installed) {
             return Err(refused(installed).into());
         }
         for field in fields {

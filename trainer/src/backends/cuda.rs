@@ -1,0 +1,60 @@
+//! cuda: NVIDIA GPUs, a process each.
+
+use dropless_core::host::Host;
+use dropless_core::{Error, NumericModel};
+use dropless_cuda::{Cuda, CudaOptions, DeviceReport};
+pub use dropless_cuda::{Transport, World};
+
+use super::{Ranks, beside};
+use crate::error::Result;
+use crate::options::TrainOptions;
+
+pub(super) fn usable() -> bool {
+    dropless_cuda::usable()
+}
+
+pub(super) fn open(options: &TrainOptions, numerics: NumericModel, host: Option<Vec<Host>>) -> Result<Ranks> {
+    let TrainOptions { ranks, world, .. } = options;
+    let started = world.as_ref().map_or(1, |world| world.ranks);
+    if *ranks != started {
+        let why = format!(
+            "{ranks} ranks asked for, but {started} started: a GPU is one rank, in a process of its own \
+             (dropless launch --nproc {ranks} -- ...)"
+        );
+        return Err(Error::Unavailable { backend: "cuda", why }.into());
+    }
+    let cuda = CudaOptions {
+        numerics,
+        device: world.as_ref().map_or(Ok(0), World::device)?,
+        world: world.clone(),
+        expert_ranks: options.expert_parallel,
+        transport: options.transport,
+        timeout: options.timeout,
+        ..CudaOptions::default()
+    };
+    beside(host, vec![Cuda::new(&cuda)?])
+}
+
+pub(super) fn report(check: impl Fn() -> String) -> Vec<String> {
+    let devices = match dropless_cuda::devices() {
+        Ok(devices) => devices,
+        Err(error) => return vec![format!("cuda  not here: {error}")],
+    };
+    let line = |device: DeviceReport| {
+        let DeviceReport { index, name, capability: (major, minor), memory, refused } = device;
+        // The first one is the one that a single rank uses.
+        let state = match refused {
+            Some(why) => format!("unusable: {why}"),
+            None if index == 0 => check(),
+            None => "available".into(),
+        };
+        let gib = memory >> 30;
+        format!("cuda  {index}: {name} (sm_{major}{minor}, {gib} GiB): {state}")
+    };
+    let mut lines: Vec<String> = devices.into_iter().map(line).collect();
+    lines.push(match dropless_cuda::kept_kernels() {
+        Ok(directory) => format!("cuda  compiled kernels are kept in {}", directory.display()),
+        Err(why) => format!("cuda  compiled kernels are not kept, which costs time at every start: {why}"),
+    });
+    lines
+}

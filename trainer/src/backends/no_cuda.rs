@@ -1,0 +1,57 @@
+//! In place of cuda, where it was left out of the build or the system is none that it runs on.
+
+use dropless_core::host::Host;
+use dropless_core::{Error, NumericModel};
+
+use super::Ranks;
+use crate::error::Result;
+use crate::options::TrainOptions;
+
+const WHY: &str = if cfg!(feature = "cuda") {
+    "for Linux only"
+} else {
+    "left out of this program, which was built without the feature cuda"
+};
+
+/// How rows travel between ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Whatever is there.
+    #[default]
+    Auto,
+    /// Through NCCL.
+    Nccl,
+    /// Through mapped memory.
+    Peer,
+}
+
+/// This process among the processes of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct World {
+    /// Processes of the job.
+    pub ranks: usize,
+}
+
+impl World {
+    /// What a launcher says in the environment; None when none started this process.
+    ///
+    /// # Errors
+    /// None: a number that is none says nothing.
+    #[expect(clippy::unnecessary_wraps, reason = "as of the backend")]
+    pub fn from_environment() -> dropless_core::Result<Option<World>> {
+        let number = |name| std::env::var(name).ok()?.parse().ok();
+        Ok(["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"].into_iter().find_map(number).map(|ranks| World { ranks }))
+    }
+}
+
+pub(super) fn usable() -> bool {
+    false
+}
+
+pub(super) fn open(_options: &TrainOptions, _numerics: NumericModel, _host: Option<Vec<Host>>) -> Result<Ranks> {
+    Err(Error::Unavailable { backend: "cuda", why: format!("{WHY}; use --backend host or wgpu") }.into())
+}
+
+pub(super) fn report(_check: impl Fn() -> String) -> Vec<String> {
+    vec![format!("cuda  {WHY}")]
+}

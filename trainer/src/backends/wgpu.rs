@@ -1,0 +1,37 @@
+//! wgpu: any GPU.
+
+use dropless_core::NumericModel;
+use dropless_core::host::Host;
+use dropless_wgpu::{AdapterReport, Wgpu, WgpuOptions};
+
+use super::{PATIENCE, Ranks, beside};
+use crate::error::Result;
+use crate::options::TrainOptions;
+
+pub(super) fn usable() -> bool {
+    !dropless_wgpu::adapters().is_empty()
+}
+
+pub(super) fn open(options: &TrainOptions, numerics: NumericModel, host: Option<Vec<Host>>) -> Result<Ranks> {
+    let wgpu = WgpuOptions {
+        numerics,
+        adapter: options.adapter.clone(),
+        expert_ranks: options.expert_parallel,
+        timeout: PATIENCE,
+        ..WgpuOptions::default()
+    };
+    beside(host, Wgpu::ranks(options.ranks, &wgpu)?)
+}
+
+pub(super) fn report(check: impl Fn(usize) -> String) -> Vec<String> {
+    let adapters = dropless_wgpu::adapters();
+    if adapters.is_empty() {
+        return vec!["wgpu  no adapter; install a Vulkan driver (mesa-vulkan-drivers has one for CPUs)".into()];
+    }
+    let line = |adapter: &AdapterReport| {
+        let AdapterReport { index, name, api, kind, driver, max_buffer_bytes } = adapter;
+        let (mib, state) = (max_buffer_bytes >> 20, check(*index));
+        format!("wgpu  {index}: {name} ({api}, {kind}, {driver}; buffers up to {mib} MiB): {state}")
+    };
+    adapters.iter().map(line).collect()
+}

@@ -1,0 +1,31 @@
+//! What the program asks of the system beyond the standard library: the machine's memory and processor, and processes
+//! as the ranks of a launch.
+//!
+//! Calls of one system stand here and nowhere else, behind `cfg`, with a portable way beside each; a test holds the
+//! sources to that. `--cfg dropless_portable` takes the portable way on every system, so that it is compiled and tested
+//! where there is no other machine.
+
+#[cfg(all(target_os = "linux", not(dropless_portable)))]
+mod linux;
+mod machine;
+#[cfg(any(test, not(unix), dropless_portable))]
+mod portable;
+#[cfg(all(unix, not(dropless_portable)))]
+mod unix;
+
+pub(crate) use machine::{installed, peak, processor};
+#[cfg(any(not(unix), dropless_portable))]
+pub(crate) use portable::{Signals, apart, code, stop};
+#[cfg(all(unix, not(dropless_portable)))]
+pub(crate) use unix::{Signals, apart, code, stop};
+
+/// What is asked of a process and of those that it started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// To end, as a terminal asks.
+    Interrupt,
+    /// To end.
+    Terminate,
+    /// Nothing: it is ended.
+    Kill,
+}

@@ -1,0 +1,74 @@
+//! The host, wgpu and the program run where Rust does: calls of one system stand in modules of their own.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What only some systems have.
+const SYSTEM: &[&str] =
+    &["std::os::", "rustix", "libc::", "nix::", "signal_hook", "windows_sys", "\"/proc", "\"/dev", "\"/sys", "\"/tmp"];
+
+/// Where it may stand, behind `cfg`.
+const SYSTEM_FILES: &[&str] = &["trainer/src/system/linux.rs", "trainer/src/system/unix.rs"];
+
+/// The backends that a build may leave out, each with the one file that names it.
+const BACKENDS: &[(&str, &str)] =
+    &[("dropless_cuda", "trainer/src/backends/cuda.rs"), ("dropless_wgpu", "trainer/src/backends/wgpu.rs")];
+
+/// The sources of these folders, by their paths in the repository.
+fn sources(folders: &[&str]) -> Vec<(String, String)> {
+    fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                walk(&path, files);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut files = Vec::new();
+    folders.iter().for_each(|folder| walk(&root.join(folder), &mut files));
+    let name = |path: &Path| path.strip_prefix(root).unwrap().to_str().unwrap().replace('\\', "/");
+    files.iter().map(|path| (name(path), fs::read_to_string(path).unwrap())).collect()
+}
+
+/// The files whose code has one of these words.
+fn with(sources: &[(String, String)], words: &[&str]) -> BTreeSet<String> {
+    let code = |line: &str| !line.trim_start().starts_with("//");
+    let has =
+        |text: &str| text.lines().filter(|line| code(line)).any(|line| words.iter().any(|word| line.contains(word)));
+    sources.iter().filter(|(_, text)| has(text)).map(|(name, _)| name.clone()).collect()
+}
+
+#[test]
+fn calls_of_one_system_stand_in_modules_of_their_own() {
+    let sources = sources(&["core/src", "model/src", "backend-wgpu/src", "trainer/src"]);
+    assert!(sources.len() > 100, "{} files", sources.len());
+    assert_eq!(with(&sources, SYSTEM), SYSTEM_FILES.iter().map(|&name| name.to_owned()).collect());
+}
+
+#[test]
+fn a_backend_that_a_build_may_leave_out_is_named_in_one_file() {
+    for (backend, file) in BACKENDS {
+        assert_eq!(
+            with(&sources(&["core/src", "model/src", "trainer/src"]), &[backend]),
+            BTreeSet::from([(*file).to_owned()])
+        );
+    }
+}
+
+#[test]
+fn cuda_is_a_dependency_on_linux_only() {
+    for manifest in ["Cargo.toml", "../tests/Cargo.toml"] {
+        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest)).unwrap();
+        let manifest: toml::Table = text.parse().unwrap();
+        let portable = manifest["dependencies"].as_table().unwrap();
+        assert!(!portable.contains_key("dropless-cuda"));
+        let linux = &manifest["target"]["cfg(target_os = \"linux\")"]["dependencies"];
+        assert!(linux.get("dropless-cuda").is_some());
+    }
+}
