@@ -1,4 +1,4 @@
-// The gradient of the gain of RMSNorm over blocks of 128 rows: NUMERICS.md, "Row-wise ops". A thread has a run of
+// The gradient of the weight of RMSNorm over blocks of 128 rows: NUMERICS.md, "Row-wise ops". A thread has a run of
 // columns of a block.
 
 template <bool VECTOR>

@@ -1,4 +1,4 @@
-// The gradient of the gain of RMSNorm, by the token-sum rule: NUMERICS.md, "Row-wise ops". An invocation has a column of
+// The gradient of the weight of RMSNorm, by the token-sum rule: NUMERICS.md, "Row-wise ops". An invocation has a column of
 // a group.
 
 @compute @workgroup_size(64)

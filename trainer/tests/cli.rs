@@ -420,7 +420,7 @@ fn verify_passes_the_reference_and_fails_a_model_that_is_not_it() {
     }
     let path = dir.path().join("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
-    // The last element of the file is the last of a norm's gain: doubled, by its exponent.
+    // The last element of the file is the last of a norm weight: doubled, by its exponent.
     let last = bytes.len() - 2;
     bytes[last] ^= 0x80;
     fs::write(&path, bytes).unwrap();

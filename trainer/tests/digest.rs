@@ -21,7 +21,7 @@ use dropless_tests::require::Need;
 use dropless_tests::toy::Toy;
 
 /// A small model with everything in it: groups, a shared expert, a multi-token-prediction module, low-rank queries, two
-/// micro-steps.
+/// micro-batches.
 const SMALL: &[&str] = &[
     "model.hidden_size=64",
     "model.intermediate_size=64",
@@ -63,7 +63,7 @@ const OTHERS: [&[&str]; 2] = [
     ],
 ];
 
-/// Two micro-steps, four shards.
+/// Two micro-batches, four shards.
 const RUN: &[&str] = &[
     "train.sequence_length=32",
     "train.batch_size=8",

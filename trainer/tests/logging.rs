@@ -34,7 +34,7 @@ fn a_step_reads_back_what_it_logs_and_nothing_else() {
     let mut calls = &calls[calls.iter().position(|&call| call == Call::Gemm).unwrap()..];
     let experts = 4 * config.model.architecture().moe().unwrap().experts;
     for step in 1..=config.train.steps {
-        // Products of both micro-steps follow each other without a read, and so do the reads before the update.
+        // Products of both micro-batches follow each other without a read, and so do the reads before the update.
         let reads = calls.iter().position(|call| matches!(call, Call::Read(_) | Call::Wait)).unwrap();
         assert!(
             reads > 40 && calls[..reads].iter().all(|&call| call == Call::Gemm),

@@ -1,4 +1,4 @@
-//! How the tokens of one micro-step lie on a rank.
+//! How the tokens of one micro-batch lie on a rank.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use dropless_core::error::{Result, ensure};
 use dropless_core::{Backend, Group};
 use dropless_core::{DType, Tensor};
 
-/// The tokens of a micro-step on one rank: whole sequences, in contiguous, equal gradient shards.
+/// The tokens of a micro-batch on one rank: whole sequences, in contiguous, equal gradient shards.
 ///
 /// NUMERICS.md, "Gradient shards and ranks": a weight gradient is one product chain for each shard, so a digest does not
 /// depend on the number of ranks.

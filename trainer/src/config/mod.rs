@@ -59,11 +59,11 @@ pub struct TrainConfig {
     pub steps: u64,
     /// Sequences of a step, over all ranks.
     pub batch_size: usize,
-    /// Sequences of a micro-step, over all ranks.
+    /// Sequences of a micro-batch, over all ranks.
     pub micro_batch_size: usize,
     /// Tokens of a sequence.
     pub sequence_length: usize,
-    /// Pieces of a micro-step whose gradients are added along a tree (NUMERICS.md, "Sums").
+    /// Pieces of a micro-batch whose gradients are added along a tree (NUMERICS.md, "Sums").
     pub grad_shards: usize,
     /// The one seed.
     pub seed: u64,
@@ -145,7 +145,7 @@ pub enum Schedule {
 pub struct MoeConfig {
     /// Number of pieces.
     pub chunks: usize,
-    /// Pieces of a micro-step whose expert gradients are added along a tree (NUMERICS.md, "Sums").
+    /// Pieces of a micro-batch whose expert gradients are added along a tree (NUMERICS.md, "Sums").
     pub expert_shards: usize,
     /// Largest worst case of a piece, in 2^20 bytes; 0 for no limit.
     pub memory_budget_mb: u64,

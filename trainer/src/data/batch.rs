@@ -27,7 +27,7 @@ pub struct Batch {
     pub valid: usize,
 }
 
-/// One rank's part of one micro-step.
+/// One rank's part of one micro-batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Share<'a> {
     /// Token ids.
@@ -101,7 +101,7 @@ impl Batch {
         self.ids.len() / self.sequence
     }
 
-    /// The contiguous part of rank `rank` of `ranks` in micro-step `step`, of micro-steps of `micro` sequences in all.
+    /// The contiguous part of rank `rank` of `ranks` in micro-batch `step`, of micro-batches of `micro` sequences in all.
     pub fn share(&self, micro: usize, step: usize, rank: usize, ranks: usize) -> Share<'_> {
         let own = micro / ranks * self.sequence;
         let from = step * micro * self.sequence + rank * own;

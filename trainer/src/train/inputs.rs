@@ -1,4 +1,4 @@
-//! A rank's share of a micro-step, brought to the device.
+//! A rank's share of a micro-batch, brought to the device.
 
 use dropless_core::ops::NONE;
 use dropless_core::{Backend, DType};
@@ -50,7 +50,7 @@ impl Scales {
     }
 }
 
-/// How the tokens of a micro-step lie on this rank.
+/// How the tokens of a micro-batch lie on this rank.
 pub(super) fn tokens(backend: &dyn Backend, config: &Config) -> Result<Tokens> {
     let (train, ranks) = (&config.train, backend.caps().ranks);
     let tokens =

@@ -184,7 +184,7 @@ mod tests {
         let mut model = Model::new(backend, &parts, &config.options(), &tokens).unwrap();
         model.initialise(backend, 1, 0.3).unwrap();
         let (result, ..) = gradients(backend, &config, &tokens, &model, &batch()).unwrap();
-        // The same from the losses of the tokens: the sum over the targets, whatever micro-step they are in.
+        // The same from the losses of the tokens: the sum over the targets, whatever micro-batch they are in.
         let sum = evaluate(backend, &config, &tokens, &model, &batch()).unwrap();
         assert!((result.loss - sum / 4.0).abs() < 1e-6 * result.loss, "{} {sum}", result.loss);
         [result.loss, result.grad_norm]

@@ -98,7 +98,7 @@ fn grad_tile(rows: Rows<'_>, first: usize, dx: FloatsMut<'_>) {
     }
 }
 
-/// The sums over a block of rows for the gradient of the gain.
+/// The sums over a block of rows for the gradient of the norm weight.
 #[inline(always)]
 fn weight_block(rows: Rows<'_>, block: BlockRows, sums: &mut [f32]) {
     let (mut dy_row, mut x_row, mut terms) = (Vec::new(), Vec::new(), vec![0.0; sums.len()]);

@@ -18,7 +18,7 @@ use crate::tensor::Tensor;
 pub struct RmsNorm<'a> {
     /// The rows.
     pub x: &'a Tensor,
-    /// The gain.
+    /// The norm weight.
     pub weight: &'a Tensor,
     /// Added to the mean square.
     pub eps: f32,
@@ -83,7 +83,7 @@ pub struct RmsNormGrad<'a> {
     pub dy: &'a Tensor,
     /// The rows.
     pub x: &'a Tensor,
-    /// The gain.
+    /// The norm weight.
     pub weight: &'a Tensor,
     /// As [`RmsNorm`] wrote it.
     pub rstd: &'a Tensor,
@@ -91,7 +91,7 @@ pub struct RmsNormGrad<'a> {
     pub residual: Option<&'a Tensor>,
     /// Gradient of x, written.
     pub dx: &'a Tensor,
-    /// Gradient of the gain, added to.
+    /// Gradient of the norm weight, added to.
     pub d_weight: &'a Tensor,
 }
 
@@ -143,7 +143,7 @@ impl RmsNormGrad<'_> {
         }
     }
 
-    /// What one row contributes to the gradient of the gain.
+    /// What one row contributes to the gradient of the norm weight.
     #[inline(always)]
     pub fn weight_row(dy: &[f32], x: &[f32], rstd: f32, terms: &mut [f32]) {
         for ((t, dy), x) in terms.iter_mut().zip(dy).zip(x) {
