@@ -59,7 +59,7 @@ pub struct Speed {
     pub step_s: f64,
     /// Tokens over all ranks.
     pub tokens: usize,
-    /// Useful arithmetic of a token, see [`crate::flops`].
+    /// Useful arithmetic of a token, see `Architecture::flops_per_token` of [`dropless_model`].
     pub flops_per_token: f64,
     /// Ranks.
     pub ranks: usize,
