@@ -15,7 +15,7 @@ use crate::timeouts::Timeouts;
 pub struct Caps {
     /// `host`, `wgpu` or `cuda`.
     pub backend: &'static str,
-    /// The device, in words.
+    /// The name of the device.
     pub device: String,
     /// The arithmetic of its matrix products.
     pub numerics: NumericModel,
@@ -27,14 +27,13 @@ pub struct Caps {
     pub expert_ranks: usize,
     /// The largest buffer it can address, in bytes.
     pub max_buffer_bytes: u64,
-    /// Floating-point operations that its matrix units can do in a second, in dense bf16 products; None if that says
-    /// nothing about its speed.
+    /// Peak FLOP/s of its matrix units in dense bf16 products; None if that says nothing about its speed.
     pub peak_flops: Option<f64>,
-    /// Suspends collective timeouts while this rank is busy by itself.
+    /// Suspends collective timeouts while this rank is busy with work of its own, such as writing a file.
     pub timeouts: Timeouts,
 }
 
-/// Where the time of a device went, by the events of its queues.
+/// Where the time of a device went, measured by events on its queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timings {
     /// In [`Backend::grouped_gemm`] and [`Backend::group_quantize`].
@@ -43,14 +42,14 @@ pub struct Timings {
     pub attention: Duration,
     /// In [`Backend::all_to_all`] among [`Group::Experts`]: dispatch and combine.
     pub dispatch: Duration,
-    /// In [`Backend::all_to_all`] of any group, while the compute queue had nothing to run.
+    /// In [`Backend::all_to_all`] of any group while the compute queue was idle: communication that nothing overlapped.
     pub exposed: Duration,
 }
 
-/// Which ranks take part in [`Backend::all_to_all`]: those of one group, this rank among them.
+/// Which ranks take part in [`Backend::all_to_all`]: those of one group, which includes this rank.
 ///
-/// The ranks are a matrix of `ranks / expert_ranks` rows and `expert_ranks` columns, filled row after row. The ranks of a
-/// row share one set of experts (expert parallelism), those of a column hold the same ones (data parallelism).
+/// The ranks form a matrix of `ranks / expert_ranks` rows and `expert_ranks` columns in row-major order. The ranks of a
+/// row share one set of experts (expert parallelism), those of a column hold the same experts (data parallelism).
 ///
 /// ```text
 /// ranks = 6, expert_ranks = 2      experts 0..e/2   experts e/2..e
@@ -70,7 +69,7 @@ pub enum Group {
 }
 
 impl Group {
-    /// Every group, in the order of the declaration.
+    /// Every group, in declaration order.
     pub const ALL: [Group; 3] = [Group::World, Group::Experts, Group::Replicas];
 }
 
@@ -100,7 +99,7 @@ impl Caps {
     }
 }
 
-/// The size of an expert-parallel group of `ranks` ranks: the one asked for, or all of them.
+/// The size of an expert-parallel group among `ranks` ranks: the one asked for, or all of them.
 ///
 /// # Errors
 /// [`crate::Error::Argument`] when it does not divide the ranks.
@@ -111,10 +110,10 @@ pub fn expert_ranks(ranks: usize, asked: Option<usize>) -> Result<usize> {
     Ok(size)
 }
 
-/// The queues of a device. Work on one queue runs in order; events order the queues among each other.
+/// The queues of a device. Work on one queue runs in order; events order work across queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Queue {
-    /// Every op but the two below.
+    /// Every op except the two below.
     Compute,
     /// [`Backend::all_to_all`].
     Comm,
@@ -126,7 +125,7 @@ pub enum Queue {
 #[derive(Clone, Debug)]
 pub struct Event(pub std::sync::Arc<dyn EventState>);
 
-/// What a backend keeps of an [`Event`].
+/// A backend's own state of an [`Event`].
 pub trait EventState: std::any::Any + Send + Sync + std::fmt::Debug {}
 
 /// A device with its memory, its ops and its place among the ranks.
@@ -141,7 +140,7 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// A new buffer with undefined contents.
     ///
     /// # Errors
-    /// [`crate::Error::Capacity`] when the memory is not there.
+    /// [`crate::Error::Capacity`] when there is not enough memory.
     fn alloc(&self, dtype: DType, shape: &[usize], memory: Memory) -> Result<Tensor>;
 
     /// Copies `bytes` (little endian, row-major, as long as the tensor) into `dst`, ordered with the compute queue.
@@ -153,23 +152,23 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// Waits for the compute queue and copies `src` out.
     ///
     /// # Errors
-    /// [`crate::Error::Argument`] when the lengths differ; whatever went wrong in the work waited for.
+    /// [`crate::Error::Argument`] when the lengths differ; any failure of the work waited for.
     fn read(&self, src: &Tensor, bytes: &mut [u8]) -> Result<()>;
 
     /// Waits for every queue.
     ///
     /// # Errors
-    /// Whatever went wrong in the work waited for.
+    /// Any failure of the work waited for.
     fn wait(&self) -> Result<()>;
 
-    /// Where the time went of the work that [`wait`](Backend::wait) waited for since the last call of this; None where it is
-    /// not measured. The first call begins to measure. Does not block.
+    /// Where the time went of the work that [`wait`](Backend::wait) has waited for since the last call of this; None
+    /// where it is not measured. The first call starts the measurement. Does not block.
     ///
     /// # Errors
     /// A failure of the device.
     fn timings(&self) -> Result<Option<Timings>>;
 
-    /// Marks the present end of a queue.
+    /// Marks the current end of a queue.
     ///
     /// # Errors
     /// A failure of the device.
@@ -184,7 +183,7 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// See [`GroupedGemm`].
     ///
     /// # Errors
-    /// A failure of the device, or a tensor of another backend; so for every op below.
+    /// A failure of the device, or a tensor of another backend; likewise for every op below.
     fn grouped_gemm(&self, op: &Checked<GroupedGemm<'_>>) -> Result<()>;
 
     /// See [`GroupQuantize`].
@@ -196,7 +195,7 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// See [`AllToAll`].
     ///
     /// # Errors
-    /// [`crate::Error::Collective`] when ranks disagree, fail or do not arrive.
+    /// [`crate::Error::Collective`] when ranks disagree, fail, exit, stop responding or never join.
     fn all_to_all(&self, op: &Checked<AllToAll<'_>>) -> Result<()>;
 
     /// See [`Offload`].

@@ -1,4 +1,4 @@
-//! The one error type of the library. Every message carries what a reader needs to mend the cause.
+//! The one error type of the library. Every message says what is needed to fix the cause.
 
 use crate::lockstep::Divergence;
 
@@ -13,12 +13,12 @@ pub enum Error {
         op: &'static str,
         /// The argument's name.
         field: &'static str,
-        /// What was expected, with its meaning where the number alone would not say.
+        /// What was expected, with its meaning where the number alone does not show it.
         expected: String,
         /// What was found.
         found: String,
     },
-    /// Memory would not suffice, found before anything was computed or sent.
+    /// There is not enough memory, detected before anything was computed or sent.
     #[error("{op}: needs {needed} bytes, but only {available} are available ({hint})")]
     Capacity {
         /// The op or buffer that needs the memory.
@@ -30,7 +30,7 @@ pub enum Error {
         /// How to make it fit.
         hint: String,
     },
-    /// A buffer of one backend was handed to another.
+    /// A tensor of one backend was passed to another.
     #[error("{op}: the tensor belongs to another backend than {backend}")]
     ForeignTensor {
         /// The op.
@@ -38,7 +38,7 @@ pub enum Error {
         /// The backend that was called.
         backend: &'static str,
     },
-    /// The ranks of a collective disagree, one of them failed, or it did not arrive in time.
+    /// The ranks of a collective disagree, or one of them failed, exited, stopped responding or never joined.
     #[error("rank {rank}: {op}: {what}")]
     Collective {
         /// The rank that reports.
@@ -48,12 +48,12 @@ pub enum Error {
         /// What happened, with the ranks and values involved.
         what: String,
     },
-    /// The backend cannot be had here.
+    /// The backend is not available here.
     #[error("{backend}: {why}")]
     Unavailable {
         /// The backend.
         backend: &'static str,
-        /// Why, and what to do.
+        /// Why, and what to do about it.
         why: String,
     },
     /// A backend without this op was asked for it.
@@ -64,7 +64,7 @@ pub enum Error {
         /// The op.
         op: &'static str,
     },
-    /// A backend computed other bits than the one beside it.
+    /// Two backends in lockstep computed different bits.
     #[error("{0}")]
     Divergence(Box<Divergence>),
     /// A device reported a failure.
@@ -74,7 +74,7 @@ pub enum Error {
         backend: &'static str,
         /// The op that queued the work.
         op: &'static str,
-        /// The device's own words.
+        /// The device's own message.
         what: String,
     },
 }

@@ -1,10 +1,10 @@
 //! The specification of Dropless: what every backend computes, to the last bit.
 //!
-//! Read in this order: [`backend`] (the trait), [`ops`] (one file per op: arguments, checks, the specification in
-//! plain Rust), [`numerics`] (number formats and the tensor-core models), [`host`] (the backend that runs the
-//! specification on CPU threads), [`launch`] (what the kernels of GPUs take). `NUMERICS.md` in the repository root is the
-//! contract these modules implement; models over any backend are the crate `dropless-model`.
-//! Whoever writes another backend continues with [`fallback`].
+//! Read in this order: [`backend`] (the trait), [`ops`] (one file per op: arguments, checks, the specification in plain
+//! Rust), [`numerics`] (number formats and the tensor-core models), [`host`] (the backend that runs the specification
+//! on CPU threads), [`launch`] (the parameters of GPU kernels). `NUMERICS.md` in the repository root is the contract
+//! that these modules implement; the crate `dropless-model` has models that run on any backend. To write another
+//! backend, continue with [`fallback`].
 
 pub mod around;
 pub mod backend;

@@ -9,7 +9,7 @@ use crate::rope::Rope;
 /// A decoder of attention and MLP or Mixture-of-Experts layers.
 #[derive(Clone, Debug)]
 pub struct Architecture {
-    /// Number of token ids.
+    /// Vocabulary size.
     pub vocab: usize,
     /// Width of the residual stream, H.
     pub hidden: usize,
@@ -19,13 +19,13 @@ pub struct Architecture {
     pub attention: AttentionConfig,
     /// Rotary positions.
     pub rope: Rope,
-    /// Added to the mean square in norms.
+    /// Epsilon of the norms, added to the mean square.
     pub eps: f32,
-    /// Longest sequence.
+    /// Longest sequence, in tokens.
     pub max_positions: usize,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,
-    /// Whether the embedding is the output matrix, too.
+    /// Whether the embedding is also the output matrix.
     pub tied: bool,
     /// The second half of the layer of the multi-token-prediction module, if there is one.
     pub next: Option<Feed>,
@@ -50,13 +50,13 @@ pub enum Feed {
 pub struct MoeConfig {
     /// Number of experts, E.
     pub experts: usize,
-    /// Experts of a token, K.
+    /// Experts per token, K.
     pub top_k: usize,
     /// Width of an expert, I.
     pub width: usize,
-    /// Width of the expert that every token visits, if there is one.
+    /// Width of the shared expert, if there is one.
     pub shared_width: Option<usize>,
-    /// Function from logits to scores.
+    /// Score function.
     pub score: Score,
     /// Groups of experts; 1 for none.
     pub groups: usize,
@@ -64,9 +64,9 @@ pub struct MoeConfig {
     pub top_groups: usize,
     /// Whether a token's weights are divided by their sum.
     pub normalize: bool,
-    /// Factor of the weights.
+    /// Scaling factor of the weights.
     pub scale: f64,
-    /// Whether a bias that balances the experts is added to the scores for the choice.
+    /// Whether a bias that balances the experts is added to the scores for selection.
     pub selection_bias: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What generation keeps of each sequence.
+//! The key/value cache of generation.
 
 use dropless_core::ops::CopyColumns;
 use dropless_core::{Backend, Result, Tensor};
@@ -10,7 +10,7 @@ use crate::nn::Tokens;
 pub struct Cache {
     /// Tokens of each sequence so far.
     pub(crate) lengths: Vec<usize>,
-    /// Tokens of a sequence that there is room for.
+    /// Capacity of a sequence, in tokens.
     pub(crate) capacity: usize,
     /// By layer, then by sequence.
     pub(crate) layers: Vec<Vec<Kept>>,

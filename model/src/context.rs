@@ -36,7 +36,8 @@ pub struct NextInputs {
     pub scale: Tensor,
 }
 
-/// What becomes of each class of saved activations between forward and backward. No bit depends on it.
+/// The policy for each class of saved activations between forward and backward: keep, offload, or recompute (activation
+/// checkpointing). Does not affect results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Activations {
@@ -87,7 +88,7 @@ pub(crate) struct Context<'a> {
     pub(crate) inputs: &'a Inputs,
     pub(crate) rope: &'a Tables,
     pub(crate) policy: Activations,
-    /// Whether choices of experts count towards balancing.
+    /// Whether choices of experts count for balancing.
     pub(crate) counted: bool,
 }
 

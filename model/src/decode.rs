@@ -1,5 +1,6 @@
-//! Generation with a cache: each pass computes the new tokens of several sequences alone, on what the cache holds of the
-//! ones before. A row's bits depend on nothing else in its batch, so logits are those of a pass over whole sequences.
+//! Generation with a key/value cache: each pass computes only the new tokens of several sequences, and takes the
+//! earlier ones from the cache. A row's bits depend on nothing else in its batch, so the logits are those of a pass
+//! over whole sequences.
 
 use dropless_core::ops::{CopyColumns, NONE};
 use dropless_core::{Backend, DType, Error, Result, Tensor};
@@ -13,7 +14,7 @@ impl Model {
     /// An empty cache for so many sequences, of at most as many tokens as the model was made for.
     ///
     /// # Errors
-    /// [`Error::Capacity`] when the memory is not there.
+    /// [`Error::Capacity`] when there is not enough memory.
     pub fn cache(&self, backend: &dyn Backend, sequences: usize) -> Result<Cache> {
         let (capacity, element) = (self.positions(), self.element());
         let kept = |widths: [usize; 2]| -> Result<Kept> {

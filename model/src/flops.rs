@@ -1,4 +1,4 @@
-//! How much arithmetic a model needs: what speed is measured by.
+//! The useful arithmetic of a model, by which speed is measured.
 
 use crate::architecture::{Architecture, Feed};
 
@@ -26,11 +26,12 @@ impl Architecture {
 
     /// Useful floating-point operations of forward and backward for a token of sequences of this length.
     ///
-    /// `6 p + 3 layers heads (query + value) sequence`. The first term: a product has 2 operations for each parameter in
-    /// the forward pass and 4 in the backward pass, with p the [`active_parameters`](Architecture::active_parameters), the
-    /// output matrix once more for a multi-token-prediction module. The second: scores and values, 2 operations for each
-    /// element and key, over half the sequence on average, three times that with the backward pass. Recomputation, padding
-    /// and everything that is no product do not count.
+    /// `6 p + 3 layers heads (query + value) sequence`. The first term: a product has 2 operations for each parameter
+    /// in the forward pass and 4 in the backward pass, with p the
+    /// [`active_parameters`](Architecture::active_parameters), the output matrix once more for a multi-token-prediction
+    /// module. The second: scores and values, 2 operations for each element and key, over half the sequence on average,
+    /// three times that with the backward pass. Activation checkpointing, padding and everything that is not a product
+    /// do not count.
     pub fn flops_per_token(&self, sequence: usize) -> f64 {
         let (qk, v) = self.attention.head_dims();
         let attention = 3 * self.feeds().count() * self.attention.heads() * (qk + v) * sequence;

@@ -1,9 +1,9 @@
-//! Mixture-of-Experts language models over any backend of [`dropless_core`].
+//! Mixture-of-Experts language models on any backend of [`dropless_core`].
 //!
-//! Read in this order: [`families`] (what a published model is made of, one file a family), [`architecture`] (the parts),
-//! [`Model`] (forward and backward), [`nn`], [`attention`] and [`moe`] (the layers), [`Params`] and [`TrainState`] (weights;
-//! gradients and moments), [`optimizer`], [`hf`] (Hugging Face checkpoints in and out). `examples/moe_layer.rs` runs the
-//! Mixture-of-Experts layer alone.
+//! Read in this order: [`families`] (the parts of published models, one file per family), [`architecture`] (the parts),
+//! [`Model`] (forward and backward), [`nn`], [`attention`] and [`moe`] (the layers), [`Params`] and [`TrainState`]
+//! (weights; gradients and moments), [`optimizer`], [`hf`] (Hugging Face checkpoints in and out).
+//! `examples/moe_layer.rs` runs the Mixture-of-Experts layer alone.
 
 pub mod architecture;
 pub mod attention;

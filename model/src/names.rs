@@ -18,11 +18,11 @@ pub struct Names {
 /// The names of an MLP's projections.
 #[derive(Clone, Debug)]
 pub struct MlpNames {
-    /// What SwiGLU's sigmoid sees.
+    /// The projection that goes through SiLU.
     pub gate: &'static str,
-    /// The other factor.
+    /// The projection it is multiplied by.
     pub up: &'static str,
-    /// Back to the residual stream.
+    /// The projection back to the residual stream.
     pub down: &'static str,
 }
 

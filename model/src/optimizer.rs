@@ -15,7 +15,7 @@ pub struct AdamWConfig {
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Epsilon, added to the root of the second moment.
     pub eps: f64,
     /// Decoupled weight decay of matrices.
     pub weight_decay: f64,
@@ -51,7 +51,7 @@ fn state(model: &Model) -> Result<&TrainState> {
     })
 }
 
-/// Adds the shards of all ranks and computes the global norm, which clipping holds against `max_norm` (0 for none).
+/// Adds the shards of all ranks and computes the global norm, which is clipped to `max_norm` (0 for no clipping).
 ///
 /// # Errors
 /// Those of the ops and of the ranks; [`Error::Argument`] of a model that is not trained.

@@ -8,13 +8,13 @@ use crate::moe::Recipe;
 pub struct Options {
     /// Precision of operands.
     pub recipe: Recipe,
-    /// Pieces in which a Mixture-of-Experts layer walks its tokens.
+    /// Number of pieces in which a Mixture-of-Experts layer processes its tokens.
     pub chunks: usize,
     /// Largest worst case of such a piece, in bytes.
     pub memory_budget: u64,
     /// Coefficient of the auxiliary loss of one sequence, already divided by the sequences of a step; 0 for none.
     pub balance_coefficient: f64,
-    /// What becomes of activations between the forward and the backward pass.
+    /// What is done with activations between the forward and the backward pass.
     pub activations: Activations,
     /// Whether gradients and optimizer state are allocated.
     pub training: bool,

@@ -17,7 +17,7 @@ pub(crate) const ROW: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Id(usize);
 
-/// How a tensor begins.
+/// How a tensor is initialised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
     /// Normal with the configured deviation.
@@ -35,9 +35,9 @@ pub struct Piece {
     pub name: String,
     /// Its shape there.
     pub shape: Vec<usize>,
-    /// How it begins.
+    /// How it is initialised.
     pub initial: Initial,
-    /// Whether other ranks have it too.
+    /// Whether other ranks hold it, too.
     pub replicated: bool,
     /// Master weights, f32.
     pub value: Tensor,

@@ -11,7 +11,7 @@ use crate::single;
 /// Rotary positions of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Elements of a head that turn, an even number.
+    /// Elements of a head that are rotated, an even number.
     pub dim: usize,
     /// Base of the frequencies.
     pub theta: f64,
@@ -118,7 +118,7 @@ fn parameters<T: DeserializeOwned>(fields: Map<String, Value>) -> std::result::R
 }
 
 impl Scaling {
-    /// Verifies the numbers.
+    /// Verifies the values.
     ///
     /// # Errors
     /// A line with the field and the value that is out of range.

@@ -66,7 +66,7 @@ impl TrainState {
     /// Zeros for the parameters of a model whose micro-batches lie as `tokens` says.
     ///
     /// # Errors
-    /// [`dropless_core::Error::Capacity`] when the memory is not there.
+    /// [`dropless_core::Error::Capacity`] when there is not enough memory.
     pub fn new(backend: &dyn Backend, params: &Params, tokens: &Tokens) -> Result<TrainState> {
         let (shards, expert_shards) = (tokens.shards(), tokens.expert_shards().count());
         Ok(TrainState {

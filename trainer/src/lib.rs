@@ -1,7 +1,7 @@
 //! Training of Mixture-of-Experts language models that never drop a token: the program `dropless` as a library.
 //!
 //! Read in this order: [`config`] (every key), [`data`] (text to batches), [`schedule`] (a pure function of the step),
-//! [`train`] (the steps), [`checkpoint`] (what a run leaves behind), [`cli`] (the commands). The model itself is
+//! [`train`] (the steps), [`checkpoint`] (what a run saves), [`cli`] (the commands). The model itself is
 //! [`dropless_model`].
 
 pub mod backends;

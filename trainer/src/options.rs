@@ -1,4 +1,4 @@
-//! Where and how a run computes. None of it changes a bit of the result.
+//! Where and how a run computes. None of it affects results.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,9 +17,9 @@ pub enum BackendKind {
     Wgpu,
     /// An NVIDIA GPU.
     Cuda,
-    /// wgpu and the host, op by op, with their bits compared ([`dropless_core::lockstep`]).
+    /// wgpu and the host in lockstep, their bits compared after every op ([`dropless_core::lockstep`]).
     WgpuBesideHost,
-    /// cuda and the host in the same way.
+    /// cuda and the host, likewise.
     CudaBesideHost,
 }
 
@@ -28,7 +28,7 @@ pub enum BackendKind {
 pub struct TrainOptions {
     /// Directory of the run: configuration, metrics and checkpoints.
     pub out: PathBuf,
-    /// Continue from the newest complete checkpoint in `out`.
+    /// Resume from the newest complete checkpoint in `out`.
     pub resume: bool,
     /// The backend.
     pub backend: BackendKind,
@@ -36,17 +36,17 @@ pub struct TrainOptions {
     pub adapter: Option<String>,
     /// Ranks, of all processes.
     pub ranks: usize,
-    /// This process among those of its job, for the cuda backend; None for a single one.
+    /// The place of this process in its job, for the cuda backend; None for a single process.
     pub world: Option<World>,
-    /// How rows travel between the ranks of the cuda backend.
+    /// How rows are exchanged between the ranks of the cuda backend.
     pub transport: Transport,
     /// How long the ranks of the cuda backend wait for each other while none of them reads or writes files.
     pub timeout: Duration,
     /// Ranks that share one set of experts; all of them if None.
     pub expert_parallel: Option<usize>,
-    /// Threads; 0 for one for each core.
+    /// Threads; 0 for one per core.
     pub threads: usize,
-    /// Vector instructions; the best of the machine if None.
+    /// Vector instructions; the best that the machine supports if None.
     pub simd: Option<Simd>,
 }
 

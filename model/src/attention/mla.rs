@@ -2,7 +2,7 @@
 //! all heads' keys share.
 //!
 //! Each activation that the backward pass needs has a function here that loads it, or computes it from the ones before
-//! it and saves it. The forward pass calls the last of them; so does a backward pass after recomputation was asked for.
+//! it and saves it. The forward pass calls the last of them; so does a backward pass under activation checkpointing.
 
 use dropless_core::ops::{CopyColumns, Fill, Mla as MlaOp, MlaGrad, MlaShape};
 use dropless_core::{Backend, Result, Tensor};
@@ -20,7 +20,7 @@ use crate::weights::Weights;
 pub struct Config {
     /// Heads.
     pub heads: usize,
-    /// Rank of the query projection; None for a plain one.
+    /// Rank of the query projection; None for a full-rank one.
     pub q_rank: Option<usize>,
     /// Rank of the key and value projection.
     pub kv_rank: usize,
@@ -30,7 +30,7 @@ pub struct Config {
     pub rope: usize,
     /// Elements of a value.
     pub v: usize,
-    /// Added to the mean square in the norms of the latents, whatever the other norms add.
+    /// Epsilon of the norms of the latents, whatever that of the other norms is.
     pub latent_eps: f32,
 }
 

@@ -17,21 +17,21 @@ use crate::single;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeepseekV3 {
-    /// Number of token ids.
+    /// Vocabulary size.
     pub vocab_size: usize,
     /// Width of the residual stream, H.
     pub hidden_size: usize,
-    /// Width of a dense layer's MLP.
+    /// MLP width of a dense layer.
     pub intermediate_size: usize,
-    /// Width of an expert, I.
+    /// MLP width of an expert, I.
     pub moe_intermediate_size: usize,
     /// Number of layers.
     pub num_hidden_layers: usize,
-    /// The first layers that are dense.
+    /// Number of dense layers, which come first.
     pub first_k_dense_replace: usize,
     /// Number of attention heads.
     pub num_attention_heads: usize,
-    /// Rank of the query projection; 0 for a plain `q_proj`.
+    /// Rank of the query projection; 0 for a full-rank `q_proj`.
     #[serde(default)]
     pub q_lora_rank: usize,
     /// Rank of the key and value projection.
@@ -44,31 +44,31 @@ pub struct DeepseekV3 {
     pub v_head_dim: usize,
     /// Number of experts, E.
     pub n_routed_experts: usize,
-    /// Experts that every token visits, as one MLP of `n_shared_experts * moe_intermediate_size`; 0 for none.
+    /// Shared experts, as one MLP of `n_shared_experts * moe_intermediate_size`; 0 for none.
     #[serde(default)]
     pub n_shared_experts: usize,
-    /// Experts of a token, K.
+    /// Experts per token, K.
     pub num_experts_per_tok: usize,
     /// Groups of experts.
     pub n_group: usize,
     /// Groups that a token may choose from.
     pub topk_group: usize,
-    /// Function from logits to scores.
+    /// Score function.
     #[serde(default)]
     pub scoring_func: ScoringFunc,
     /// Whether a token's weights are divided by their sum.
     pub norm_topk_prob: bool,
-    /// Factor of the weights.
+    /// Scaling factor of the weights.
     pub routed_scaling_factor: f64,
-    /// Added to the mean square in norms, but those of the latents.
+    /// Epsilon of the norms, added to the mean square, except in the norms of the latents.
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Longest sequence.
+    /// Longest sequence, in tokens.
     pub max_position_embeddings: usize,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,
-    /// Whether the embedding is the output matrix, too.
+    /// Whether the embedding is also the output matrix.
     #[serde(default)]
     pub tie_word_embeddings: bool,
     /// Multi-token-prediction modules, 0 or 1.
@@ -83,7 +83,7 @@ pub struct DeepseekV3 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScoringFunc {
-    /// Each on its own.
+    /// `1 / (1 + exp(-x))` of each logit.
     #[default]
     Sigmoid,
     /// Over all experts, as in DeepSeek-V2: refused.

@@ -1,5 +1,5 @@
-//! Mixtral (arXiv 2401.04088): grouped-query attention, every layer a mixture of experts, softmax over the chosen ones
-//! (the same as over all, divided by the sum of the chosen).
+//! Mixtral (arXiv 2401.04088): grouped-query attention, every layer a Mixture-of-Experts layer, softmax over the chosen
+//! experts (the same as over all, divided by the sum of the chosen).
 
 use dropless_core::ops::Score;
 use serde::{Deserialize, Serialize};
@@ -17,17 +17,17 @@ use crate::single;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mixtral {
-    /// Number of token ids.
+    /// Vocabulary size.
     pub vocab_size: usize,
     /// Width of the residual stream, H.
     pub hidden_size: usize,
-    /// Width of an expert, I.
+    /// MLP width of an expert, I.
     pub intermediate_size: usize,
     /// Number of layers.
     pub num_hidden_layers: usize,
     /// Number of query heads.
     pub num_attention_heads: usize,
-    /// Number of key and value heads; as many as query heads if absent.
+    /// Number of key and value heads; equal to that of query heads if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_key_value_heads: Option<usize>,
     /// Elements of a head; hidden_size / num_attention_heads if absent.
@@ -35,17 +35,17 @@ pub struct Mixtral {
     pub head_dim: Option<usize>,
     /// Number of experts, E.
     pub num_local_experts: usize,
-    /// Experts of a token, K.
+    /// Experts per token, K.
     pub num_experts_per_tok: usize,
-    /// Added to the mean square in norms.
+    /// Epsilon of the norms, added to the mean square.
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Longest sequence.
+    /// Longest sequence, in tokens.
     pub max_position_embeddings: usize,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,
-    /// Whether the embedding is the output matrix, too.
+    /// Whether the embedding is also the output matrix.
     #[serde(default)]
     pub tie_word_embeddings: bool,
     /// Context extension.

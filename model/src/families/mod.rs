@@ -1,4 +1,4 @@
-//! Model families: one file each, which maps configuration keys and tensor names and says which parts a model is made of.
+//! Model families: one file each, which maps configuration keys and tensor names and states the parts of a model.
 //!
 //! A family is a struct whose fields are the keys of its Hugging Face `config.json`, with an implementation of
 //! [`Family`] and a line in the list below. Everything else works on the [`Architecture`] that it describes.
@@ -28,25 +28,25 @@ pub trait Family: Serialize + DeserializeOwned {
     const ALSO: &'static [&'static str] = &[];
     /// The model's class in the transformers library.
     const CLASS: &'static str;
-    /// Other spellings of keys: (the family's, another one).
+    /// Other spellings of keys: (the family's, the other).
     const SPELLINGS: &'static [(&'static str, &'static str)] = &[];
     /// The ids that begin and end a text where `config.json` has no such keys, as the transformers library has them.
     const TOKENS: (Option<u32>, Option<u32>) = (None, None);
 
-    /// Keys of `config.json` that are no fields, with their one supported value, which is also what they mean when they
-    /// are absent or null.
+    /// Keys of `config.json` that are not fields, with their one supported value, which is also what an absent or null
+    /// key means.
     fn fixed() -> Vec<(&'static str, Value)>;
 
-    /// The base of the rotary frequencies of a `config.json` that does not say it.
+    /// The base of the rotary frequencies of a `config.json` that does not state it.
     const THETA: f64 = 10_000.0;
 
-    /// What other keys mean that are absent from a `config.json`, where that is not what an absent field means here. A null
-    /// is not absent.
+    /// The values of keys that are absent from a `config.json`, where they differ from what an absent field means here.
+    /// A null is not absent.
     fn absent() -> Vec<(&'static str, Value)> {
         Vec::new()
     }
 
-    /// Verifies those keys of a `config.json` that follow from others.
+    /// Verifies the keys of a `config.json` that are derived from others.
     ///
     /// # Errors
     /// A line that names the key and its value.
@@ -57,13 +57,13 @@ pub trait Family: Serialize + DeserializeOwned {
     /// Verifies the values.
     ///
     /// # Errors
-    /// A line that names fields and values of the first rule that does not hold.
+    /// A line that names fields and values of the first rule that is violated.
     fn check(&self) -> std::result::Result<(), String>;
 
     /// The parts of the model. Its configuration has been checked.
     fn architecture(&self) -> Architecture;
 
-    /// Adds to a `config.json` what follows from the fields, and changes what is spelt otherwise there.
+    /// Adds what follows from the fields to a `config.json`, and changes what is spelled differently there.
     fn write_hf(&self, _fields: &mut Map<String, Value>) {}
 }
 
@@ -165,8 +165,8 @@ pub(crate) struct Form {
 }
 
 impl ModelConfig {
-    /// Takes the multi-token-prediction module away where no tensor is `present` whose name, without `model.`, begins as
-    /// the module's do.
+    /// Removes the multi-token-prediction module if no tensor is `present` whose name, without `model.`, starts like
+    /// those of the module.
     pub fn drop_absent_modules(&mut self, present: impl Fn(&str) -> bool) {
         if let ModelConfig::DeepseekV3(model) = self
             && !present(&format!("layers.{}.", model.num_hidden_layers))

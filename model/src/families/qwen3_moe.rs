@@ -17,19 +17,19 @@ use crate::single;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Qwen3Moe {
-    /// Number of token ids.
+    /// Vocabulary size.
     pub vocab_size: usize,
     /// Width of the residual stream, H.
     pub hidden_size: usize,
-    /// Width of a dense layer's MLP.
+    /// MLP width of a dense layer.
     pub intermediate_size: usize,
-    /// Width of an expert, I.
+    /// MLP width of an expert, I.
     pub moe_intermediate_size: usize,
     /// Number of layers.
     pub num_hidden_layers: usize,
     /// Number of query heads.
     pub num_attention_heads: usize,
-    /// Number of key and value heads; as many as query heads if absent.
+    /// Number of key and value heads; equal to that of query heads if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_key_value_heads: Option<usize>,
     /// Elements of a head; hidden_size / num_attention_heads if absent.
@@ -37,26 +37,26 @@ pub struct Qwen3Moe {
     pub head_dim: Option<usize>,
     /// Number of experts, E.
     pub num_experts: usize,
-    /// Experts of a token, K.
+    /// Experts per token, K.
     pub num_experts_per_tok: usize,
     /// Whether a token's weights are divided by their sum.
     #[serde(default)]
     pub norm_topk_prob: bool,
-    /// Every so many layers one is a mixture of experts.
+    /// Every n-th layer is a Mixture-of-Experts layer.
     #[serde(default = "one")]
     pub decoder_sparse_step: usize,
-    /// Layers that are dense all the same.
+    /// Layers that are dense nevertheless.
     #[serde(default)]
     pub mlp_only_layers: Vec<usize>,
-    /// Added to the mean square in norms.
+    /// Epsilon of the norms, added to the mean square.
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Longest sequence.
+    /// Longest sequence, in tokens.
     pub max_position_embeddings: usize,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,
-    /// Whether the embedding is the output matrix, too.
+    /// Whether the embedding is also the output matrix.
     #[serde(default)]
     pub tie_word_embeddings: bool,
     /// Context extension.

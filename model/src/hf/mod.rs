@@ -1,7 +1,7 @@
 //! Hugging Face model directories: `config.json` and safetensors files.
 //!
-//! [`ModelDir`] is one that was read and checked, [`WeightFiles`] its tensors by the names of the model's pieces; [`convert()`]
-//! writes one from another, [`Inspection`] says what is in one.
+//! [`ModelDir`] is one that has been read and checked, [`WeightFiles`] its tensors by the names of the model's pieces;
+//! [`convert()`] writes one from another, [`Inspection`] describes one.
 
 mod blocks;
 pub mod config;

@@ -1,4 +1,4 @@
-//! Tokens to the ranks of their experts and back. NUMERICS.md, "Mixture-of-Experts layer".
+//! Dispatch of tokens to the ranks of their experts, and combine. NUMERICS.md, "Mixture-of-Experts layer".
 //!
 //! A token that chose several experts of one rank is sent to that rank once. On the way back each rank has already added
 //! its experts' results along its part of the tree over all experts, so one f32 row for each token and rank returns. With

@@ -8,20 +8,21 @@
 //!   └ shared expert ───────────────────────────────────────────────────── tree over ranks ─ + shared + residual
 //! ```
 //!
-//! The layer walks its tokens in pieces: one expert shard after the other, since each is a chain of its own in the weight
-//! gradients, and of each one chunk after the other, if memory asks for it.
+//! The layer processes its tokens in pieces: one expert shard after the other, since each is a chain of its own in the
+//! weight gradients, and within a shard one chunk after the other, if memory requires it.
 //!
 //! No token is ever dropped: the buffers hold the worst case, in which every choice of every token falls on one rank.
 //!
 //! # Memory
-//! With R ranks that share the experts, T tokens a rank and piece, K choices, L local experts, H hidden, I expert width
-//! and b bytes of an element, a piece has at most n = R T rows and S = n min(K, L) slots. While a rank works on one of
-//! its P pieces it holds, in the backward pass, which needs most ([`Moe::working_bytes`]):
+//! With R ranks that share the experts, T tokens per rank and piece, K choices, L local experts, H hidden, I expert
+//! width and b bytes per element, a piece has at most n = R T rows and S = n min(K, L) slots. While a rank works on one
+//! of its P pieces it holds, in the backward pass, which needs the most ([`Moe::working_bytes`]):
 //!
 //! - of the piece, `n H (2 b + 8)` bytes for rows that travel (none with one rank and one chunk) and `S (6 I b + 12)` for
 //!   what the experts compute; under a quantized recipe also the codes of the gradient and input rows, of the hidden
 //!   values and of the gradient of gate and up, with a byte of scales for 32 of them;
-//! - of every piece, its way, `n (8 K + 8) + 8 S`, and the gradient of its input, `S H b`, which waits for the router's;
+//! - of every piece, its dispatch plan, `n (8 K + 8) + 8 S`, and the gradient of its input, `S H b`, which waits for
+//!   the router's;
 //! - of each token of the layer, `H (2 b + 4) + 8 E + 8 K` for the results and the router of E experts.
 //!
 //! Not counted are the shared expert, and activations that the policy keeps for the backward pass.
@@ -55,14 +56,14 @@ pub struct Moe {
     pub down: Weight,
     /// Arithmetic of the expert products.
     pub recipe: Recipe,
-    /// The expert that every token sees.
+    /// The shared expert, which every token visits.
     pub shared: Option<Mlp>,
-    /// Number of pieces in which the layer walks its tokens. A piece of every gradient shard at a time, so that the bits
-    /// do not depend on the ranks (but on this number).
+    /// Number of pieces in which the layer processes its tokens, a piece of every gradient shard at a time, so that
+    /// results depend on this number but not on the ranks.
     pub chunks: usize,
 }
 
-/// What becomes of a layer's activations.
+/// What is done with a layer's activations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MoePolicy {
     /// The received rows (with one rank and one chunk there are none: they are the layer's input).
@@ -73,7 +74,7 @@ pub struct MoePolicy {
     pub shared: MlpPolicy,
 }
 
-/// What the backward pass of a [`Moe`] needs. The routing is always kept: computing it again could choose otherwise.
+/// What the backward pass of a [`Moe`] needs. The routing is always kept: recomputed, it could choose differently.
 #[derive(Debug, Default)]
 pub struct MoeSaved {
     router: RouterSaved,
@@ -81,7 +82,7 @@ pub struct MoeSaved {
     chunks: Vec<ChunkSaved>,
 }
 
-/// A part of a layer's tokens that moves at once.
+/// A part of a layer's tokens that is dispatched at once.
 struct Piece<'a> {
     expert_shard: usize,
     /// The tokens of the expert shard on this rank.
@@ -113,7 +114,7 @@ pub struct MoeExperts {
 }
 
 impl Moe {
-    /// A layer without a shared expert that walks its tokens in one piece.
+    /// A layer without a shared expert that processes its tokens in one piece.
     ///
     /// # Shape
     /// See the fields.
@@ -143,8 +144,8 @@ impl Moe {
         rows * self.router.top_k.min(self.down.value.shape()[0])
     }
 
-    /// Bytes that a rank needs in the worst case for the layer's work when `ranks` ranks share the experts: see the module
-    /// for what counts.
+    /// Worst case of the bytes that a rank needs for the layer's work when `ranks` ranks share the experts: see the
+    /// module for what counts.
     pub fn working_bytes(&self, ranks: usize, tokens: &Tokens) -> u64 {
         let [local, h, i] = [0, 1, 2].map(|d| self.down.value.shape()[d]);
         let (k, experts, b) = (self.router.top_k, self.router.experts(), self.recipe.element().size());
@@ -157,7 +158,7 @@ impl Moe {
         (travelling + computed + pieces * waiting + results) as u64
     }
 
-    /// Fails before anything is computed when a piece does not fit.
+    /// Fails, before anything is computed, when a piece does not fit in memory.
     ///
     /// # Errors
     /// [`Error::Capacity`] with the rows and bytes of the worst case.

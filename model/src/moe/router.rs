@@ -11,26 +11,26 @@ use dropless_core::{Error, Result};
 pub struct Router {
     /// f32 `[1, experts, h]`.
     pub weight: Weight,
-    /// f32 `[experts]`: added to the scores for the choice only (aux-loss-free balancing).
+    /// f32 `[experts]`: added to the scores for selection only (auxiliary-loss-free balancing).
     pub bias: Option<Tensor>,
     /// Score function.
     pub score: Score,
-    /// Experts of a token.
+    /// Experts per token.
     pub top_k: usize,
     /// Expert groups; 1 for none.
     pub groups: usize,
-    /// Groups that take part for a token.
+    /// Groups that a token may choose from.
     pub top_groups: usize,
-    /// Divide the weights by their sum.
+    /// Whether the weights are divided by their sum.
     pub normalize: bool,
-    /// Factor of the weights.
+    /// Scaling factor of the weights.
     pub scale: f32,
     /// Coefficient of the auxiliary loss of one sequence (already divided by the sequences of the step); 0 for none.
     pub balance: f32,
 }
 
 impl Router {
-    /// Softmax or sigmoid scores, the `top_k` best, weights that add up to 1; no groups, bias or auxiliary loss.
+    /// Softmax or sigmoid scores, the `top_k` best, weights that sum to 1; no groups, bias or auxiliary loss.
     ///
     /// # Shape
     /// weight: f32 `[1, experts, h]`.

@@ -1,27 +1,28 @@
-//! Activations that the backward pass needs: kept, moved to host memory, or computed again.
+//! Activations that the backward pass needs: kept, offloaded to host memory, or recomputed (activation checkpointing).
 
 use dropless_core::Result;
 use dropless_core::ops::Offload;
 use dropless_core::{Backend, Event, Queue};
 use dropless_core::{Memory, Tensor};
 
-/// What becomes of an activation between the forward and the backward pass. None of it changes a bit.
+/// What is done with an activation between the forward and the backward pass. Does not affect results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// It stays in device memory.
+    /// Stays in device memory.
     #[default]
     Keep,
-    /// It waits in host memory.
+    /// Offloaded to host memory.
     Offload,
-    /// It is dropped and computed again from what was kept before it.
+    /// Activation checkpointing: dropped, and recomputed from the activations kept before it.
     Recompute,
 }
 
 /// One saved activation.
 ///
-/// A layer asks for it with [`load`](Saved::load); on `None` (never computed, or dropped) the layer computes it, exactly
-/// as in the forward pass, and puts it back with [`set`](Saved::set). So recomputation has no code of its own.
+/// A layer asks for it with [`load`](Saved::load); on `None` (never computed, or dropped) the layer computes it,
+/// exactly as in the forward pass, and puts it back with [`set`](Saved::set). So activation checkpointing has no code
+/// of its own.
 #[derive(Debug, Default)]
 pub struct Saved {
     device: Option<Tensor>,

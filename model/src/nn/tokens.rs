@@ -1,4 +1,4 @@
-//! How the tokens of one micro-batch lie on a rank.
+//! The layout of the tokens of one micro-batch on a rank.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The rules that values have to keep together. Each is one line naming fields and values.
+//! The rules that values have to satisfy together. Each violation is one line that names fields and values.
 
 use dropless_model::hf::ModelDir;
 
@@ -138,7 +138,8 @@ impl Config {
         })
     }
 
-    /// Verifies that a run that began as `self` may go on as `next`: what sets the bits of its past must be the same.
+    /// Verifies that a run that began as `self` may go on as `next`: every setting that affected results so far must be
+    /// the same.
     ///
     /// # Errors
     /// [`Error::Config`] names the first field that differs, with both values.

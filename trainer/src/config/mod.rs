@@ -18,7 +18,7 @@ use dropless_model::Options;
 use dropless_model::hf::SpecialTokens;
 use dropless_model::optimizer::AdamWConfig;
 
-/// Everything that a run depends on, but for where it runs ([`crate::options::TrainOptions`]).
+/// Everything that a run depends on, except where it runs ([`crate::options::TrainOptions`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -26,18 +26,18 @@ pub struct Config {
     pub model: ModelConfig,
     /// The training run.
     pub train: TrainConfig,
-    /// How a mixture-of-experts layer walks its tokens.
+    /// How a Mixture-of-Experts layer processes its tokens.
     pub moe: MoeConfig,
-    /// What becomes of saved activations.
+    /// What is done with saved activations.
     pub activations: Activations,
     /// The text.
     pub data: DataConfig,
-    /// Where the weights come from that the run begins with, if it does not make its own.
+    /// Where the initial weights come from, if the run does not draw its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
 }
 
-/// A model directory that a run begins with. The run's checkpoints do not need it.
+/// A model directory that a run starts from. The run's checkpoints do not need it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Origin {
@@ -57,23 +57,23 @@ pub struct TrainConfig {
     pub recipe: Recipe,
     /// Number of optimizer steps.
     pub steps: u64,
-    /// Sequences of a step, over all ranks.
+    /// Sequences per step, over all ranks.
     pub batch_size: usize,
-    /// Sequences of a micro-batch, over all ranks.
+    /// Sequences per micro-batch, over all ranks.
     pub micro_batch_size: usize,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub sequence_length: usize,
     /// Pieces of a micro-batch whose gradients are added along a tree (NUMERICS.md, "Sums").
     pub grad_shards: usize,
     /// The one seed.
     pub seed: u64,
-    /// Largest learning rate.
+    /// Peak learning rate.
     pub learning_rate: f64,
-    /// Last learning rate.
+    /// Final learning rate.
     pub min_learning_rate: f64,
-    /// The course of the learning rate.
+    /// The learning rate schedule.
     pub schedule: Schedule,
-    /// Steps of linear rise.
+    /// Steps of linear warm-up.
     pub warmup_steps: u64,
     /// Steps of decay of `wsd`.
     pub decay_steps: u64,
@@ -83,15 +83,15 @@ pub struct TrainConfig {
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Epsilon, added to the root of the second moment.
     pub eps: f64,
-    /// Norm to which larger gradients are scaled; 0 for none.
+    /// Norm to which larger gradients are clipped; 0 for no clipping.
     pub max_grad_norm: f64,
-    /// Step of the selection bias; 0 for none.
+    /// Step of the selection bias, for auxiliary-loss-free balancing; 0 for none.
     pub bias_update_rate: f64,
-    /// Factor of the sequence-wise auxiliary loss; 0 for none.
+    /// Coefficient of the sequence-wise auxiliary loss; 0 for none.
     pub aux_loss_coefficient: f64,
-    /// Factor of the multi-token-prediction loss.
+    /// Coefficient of the multi-token-prediction loss.
     pub mtp_loss_coefficient: f64,
     /// Steps between validations; 0 for one at the end only.
     pub eval_interval: u64,
@@ -99,11 +99,11 @@ pub struct TrainConfig {
     pub eval_batches: usize,
     /// Steps between checkpoints; 0 for one at the end only.
     pub checkpoint_interval: u64,
-    /// Checkpoints that stay; 0 for all.
+    /// Number of checkpoints to keep; 0 for all.
     pub keep_checkpoints: usize,
     /// Steps between lines of progress.
     pub log_interval: u64,
-    /// Tokens of the text that a finished run shows; 0 for none.
+    /// Tokens of the sample at the end of a run; 0 for none.
     pub sample_tokens: usize,
 }
 
@@ -129,7 +129,7 @@ impl From<Numerics> for NumericModel {
     }
 }
 
-/// The course of the learning rate.
+/// The learning rate schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Schedule {
@@ -139,7 +139,7 @@ pub enum Schedule {
     Wsd,
 }
 
-/// How a mixture-of-experts layer walks its tokens.
+/// How a Mixture-of-Experts layer processes its tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoeConfig {
@@ -147,7 +147,7 @@ pub struct MoeConfig {
     pub chunks: usize,
     /// Pieces of a micro-batch whose expert gradients are added along a tree (NUMERICS.md, "Sums").
     pub expert_shards: usize,
-    /// Largest worst case of a piece, in 2^20 bytes; 0 for no limit.
+    /// Limit on the worst case of a piece, in MiB; 0 for no limit.
     pub memory_budget_mb: u64,
 }
 
@@ -157,9 +157,9 @@ pub struct MoeConfig {
 pub struct DataConfig {
     /// Globs of text files; empty for the embedded text.
     pub train: Vec<String>,
-    /// Globs of validation files; empty to set a part of the training text aside.
+    /// Globs of validation files; empty to hold out a part of the training text.
     pub validation: Vec<String>,
-    /// That part.
+    /// The part held out.
     pub validation_fraction: f64,
     /// How text becomes ids.
     pub tokenizer: Tokenizer,
@@ -206,14 +206,14 @@ impl Config {
         }
     }
 
-    /// How it computes where nothing is trained.
+    /// How the model computes without training.
     pub fn inference(&self) -> Options {
         Options { training: false, ..self.options() }
     }
 }
 
 impl TrainConfig {
-    /// The optimizer's numbers.
+    /// The optimizer's hyperparameters.
     pub fn adamw(&self) -> AdamWConfig {
         AdamWConfig {
             beta1: self.beta1,
@@ -224,7 +224,7 @@ impl TrainConfig {
         }
     }
 
-    /// Tokens of a step, over all ranks.
+    /// Tokens per step, over all ranks.
     pub fn tokens(&self) -> usize {
         self.batch_size * self.sequence_length
     }
