@@ -1,9 +1,10 @@
 //! NVIDIA GPUs with the bits of the host: tensor cores whose arithmetic was measured, and NCCL between them.
 //!
-//! Kernels (in `kernels/` of the repository) are CUDA C++, compiled for the card at run time and kept on disk. Nothing
-//! here is linked against CUDA: where its libraries are missing, opening the backend says so in one line. Read one op in
-//! `ops/`, its kernel, and `kernels/prelude.cuh`; below them `kernel` (from a declaration to a launch), `memory` (tensors
-//! from the pool and of callers), `device` (streams and what they share) and `driver` (the only words spoken to the driver).
+//! Kernels (in `kernels/` of the repository) are CUDA C++, compiled for the card at run time and cached on disk.
+//! Nothing here is linked against CUDA: where its libraries are missing, opening the backend says so in one line. Read
+//! one op in `ops/`, its kernel, and `kernels/prelude.cuh`; below them `kernel` (from a declaration to a launch),
+//! `memory` (tensors from the pool and of callers), `device` (streams and what they share) and `driver` (the only calls
+//! into the driver).
 
 mod backend;
 mod comm;

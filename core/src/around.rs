@@ -1,13 +1,13 @@
-//! Backends around other backends: to count, to compare, or to help out. They nest to any depth.
+//! Backends that wrap other backends: to count, to compare, or to fill in missing ops. They nest to any depth.
 //!
-//! Such a backend does one thing before or after an op and hands it on. Where it keeps something of its own with each
-//! tensor, its tensors' storage is a type that holds that and the tensors of the backends inside; views of the outer tensor
-//! stand for the same views of the inner ones ([`Tensor::view_of`](crate::Tensor::view_of)), over which
-//! [`Checked::over`](crate::Checked::over) puts an op. Nothing about it shows to the backends inside, so each of them may
-//! be around others itself.
+//! Such a backend does one thing before or after an op and passes it on. Where it keeps something of its own with each
+//! tensor, its tensors' storage is a type that holds that and the tensors of the backends inside; views of the outer
+//! tensor stand for the same views of the inner ones ([`Tensor::view_of`](crate::Tensor::view_of)), over which
+//! [`Checked::over`](crate::Checked::over) puts an op. Nothing about it shows to the backends inside, so each of them
+//! may be around others itself.
 //!
-//! A backend around others is the same to every op: it implements the methods for ops by [`each_op!`](crate::each_op) with
-//! one generic function. [`crate::lockstep`] and [`crate::fallback`] are examples.
+//! A wrapping backend treats every op the same way: it implements the methods for ops by [`each_op!`](crate::each_op)
+//! with one generic function. [`crate::lockstep`] and [`crate::fallback`] are examples.
 
 /// Implements the named methods of [`Backend`](crate::Backend) for ops by calling a function of the type,
 /// `fn run<'a, T: Op<'a>>(&self, op: &Checked<T>) -> Result<()>`.

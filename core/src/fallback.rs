@@ -1,28 +1,30 @@
 //! Bringing up a backend op by op: what it does not have yet runs on the host.
 //!
-//! A [`Fallback`] is a device with a host beside it. It has the device's memory. An op that the device is said to have goes
-//! to the device; for any other one, the op's tensors are copied to the host, the op runs there, and what it wrote is copied
-//! back. So a whole training step runs, with the right bits, from the first day on: slowly, since every such op waits for the
-//! device and moves its operands twice.
+//! A [`Fallback`] is a device with a host backend next to it, and uses the device's memory. An op in the list of those
+//! that the device has runs on the device; for any other op, its tensors are copied to the host, the op runs there, and
+//! what it wrote is copied back. So a whole training step runs, with the right bits, from the first day on: slowly,
+//! since every such op waits for the device and copies its operands both ways.
 //!
 //! # A new backend
 //!
 //! 1. **Memory.** Implement [`alloc`](Backend::alloc), [`write`](Backend::write), [`read`](Backend::read) and
 //!    [`wait`](Backend::wait) for both kinds of [`Memory`], and [`record`](Backend::record) and
-//!    [`wait_for`](Backend::wait_for); on a device with a single queue these two have nothing to do. A new buffer holds
-//!    anything. The seven methods for ops return [`Unsupported`](crate::Error::Unsupported), for now.
-//! 2. **A training step.** `Fallback::new(device, host, &[])` has every op; the program trains on it with the digest of the
-//!    host. What fails here is the memory.
-//! 3. **One op**, say `cast`: its file in `core/src/ops` has the arguments and the specification, NUMERICS.md the contract.
-//!    Everything that [`Checked`] holds has been checked. Where a method gets several ops, such as [`Backend::map`], match
-//!    the one and return [`Unsupported`](crate::Error::Unsupported) for the others. Then say so: `Fallback::new(device, host, &["cast"])`.
+//!    [`wait_for`](Backend::wait_for); on a device with a single queue these two have nothing to do. The contents of a
+//!    new buffer are undefined. The seven methods for ops return [`Unsupported`](crate::Error::Unsupported), for now.
+//! 2. **A training step.** `Fallback::new(device, host, &[])` has every op; the program trains on it with the digest of
+//!    the host. If this fails, the cause is the memory.
+//! 3. **One op**, say `cast`: its file in `core/src/ops` has the arguments and the specification, NUMERICS.md the
+//!    contract. Everything that [`Checked`] holds has been checked. Where a method gets several ops, such as
+//!    [`Backend::map`], match the one and return [`Unsupported`](crate::Error::Unsupported) for the others. Then add it
+//!    to the list: `Fallback::new(device, host, &["cast"])`.
 //! 4. **Its bits.** The harness in `tests/` draws problems for the op and compares with the host. In a training step,
 //!    `Lockstep::new(other_host, Fallback::new(device, host, &["cast"])?)` names the first op whose bits differ
 //!    ([`crate::lockstep`]).
-//! 5. **The next op.** Products first: most of the time goes there. An op that is said to be there and is not is an error
-//!    that names it. When all [names](crate::ops::names) are in the list, the fallback has nothing left to do.
+//! 5. **The next op.** Products first: most of the time goes there. An op that is in the list but not implemented is
+//!    an error that names it. When all [names](crate::ops::names) are in the list, the fallback has nothing left to do.
 //!
-//! The list need not be what the device has: with all but one op in it, a step shows what that one costs or breaks.
+//! The list may be shorter than what the device has: with all ops but one in it, a step shows what that op costs or
+//! breaks.
 
 use crate::around::same_rank;
 use crate::backend::{Backend, Caps, Event, Queue, Timings};
@@ -30,7 +32,7 @@ use crate::error::{Result, ensure};
 use crate::ops::{self, Access, Checked, Op};
 use crate::tensor::{DType, Memory, Tensor};
 
-/// A device with some of the ops, and a host that has the others. See the module.
+/// A device with some of the ops, and a host for the others. See the module.
 #[derive(Debug)]
 pub struct Fallback<D, H> {
     caps: Caps,
@@ -40,8 +42,8 @@ pub struct Fallback<D, H> {
 }
 
 impl<D: Backend, H: Backend> Fallback<D, H> {
-    /// `has` lists the [names](crate::ops::names) of the ops that run on the device. With several ranks, the host of each
-    /// is the same rank of theirs.
+    /// `has` lists the [names](crate::ops::names) of the ops that run on the device. With several ranks, each device is
+    /// paired with the host of the same rank.
     ///
     /// # Errors
     /// [`crate::Error::Argument`] for a name that no op has, and when the two follow different models of the matrix units or are

@@ -1,8 +1,8 @@
 //! Two backends in lockstep: every op runs on both, and the first whose bits differ is reported.
 //!
 //! A [`Lockstep`] is a backend itself, so a whole training step can run on it. Each of its tensors has a buffer on both
-//! sides. After an op, everything that it wrote is compared; any NaN equals any NaN. This finds the op where a backend
-//! leaves the specification in one pass, whatever happens to the numbers afterwards.
+//! sides. After an op, everything that it wrote is compared; any NaN equals any NaN. One pass finds the op where a
+//! backend deviates from the specification, whatever happens to the numbers afterwards.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::numerics::bf16;
 use crate::ops::{Checked, FieldName, Op, Use};
 use crate::tensor::{DType, Memory, Tensor};
 
-/// A backend under examination beside the one that defines the bits.
+/// A backend under test in lockstep with the one that defines the bits.
 #[derive(Debug)]
 pub struct Lockstep<R, B> {
     caps: Caps,
@@ -37,18 +37,18 @@ struct Both(Event, Event);
 
 impl EventState for Both {}
 
-/// Where a backend left the bits of the one beside it.
+/// Where the bits of a backend first differ from the reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Divergence {
     /// The backend that defines the bits.
     pub reference: &'static str,
-    /// The one that left them.
+    /// The backend under test.
     pub examined: &'static str,
     /// Its rank.
     pub rank: usize,
     /// The op.
     pub op: &'static str,
-    /// How many ops it had been asked for with this one.
+    /// Number of ops run so far, this one included.
     pub number: u64,
     /// The op, with its arguments.
     pub arguments: String,
@@ -64,9 +64,9 @@ pub struct Divergence {
     pub row: usize,
     /// Its column.
     pub column: usize,
-    /// Its bits by the reference.
+    /// Its bits on the reference.
     pub expected: u32,
-    /// Its bits by the examined backend.
+    /// Its bits on the backend under test.
     pub found: u32,
 }
 

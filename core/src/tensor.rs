@@ -34,7 +34,7 @@ impl DType {
     }
 }
 
-/// Where a tensor lives.
+/// Where a tensor is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Memory {
     /// The memory the ops work in.
@@ -103,7 +103,7 @@ impl Tensor {
         self.dtype
     }
 
-    /// Where the tensor lives.
+    /// Where the tensor is stored.
     pub fn memory(&self) -> Memory {
         self.memory
     }

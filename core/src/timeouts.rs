@@ -1,22 +1,22 @@
-//! Suspending collective timeouts while a rank is busy by itself.
+//! Suspending collective timeouts while a rank is busy with work of its own.
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::error::Result;
 
-/// The collective timeouts that a rank holds up: who waits for it in a collective fails after a time, unless it has
-/// suspended them because it is busy with something long by itself, such as writing a file.
+/// The collective timeouts of the ranks that wait for this one: a rank that waits in a collective fails after a time,
+/// unless this rank has suspended the timeouts because it is busy with long work of its own, such as writing a file.
 ///
-/// While a rank has them suspended, the others wait for it for as long as its process answers. It begins no collective in
-/// between, and those that it has queued end before they are suspended, since nobody would miss one that does not. Where
-/// the ranks are threads of one process nothing is suspended: each waits up to its own limit, however busy another is.
+/// While they are suspended, the other ranks wait as long as this one's process responds. It starts no collective in
+/// between, and the collectives it has queued complete before the timeouts are suspended, because nothing would detect
+/// one that hangs. Where ranks are threads of one process nothing is suspended: each waits up to its own limit.
 ///
-/// It is a handle, and clones mean the same rank. The default one does nothing.
+/// This is a handle, and clones refer to the same rank. The default one does nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Timeouts(Vec<Arc<dyn Suspend>>);
 
-/// What a backend does for [`Timeouts`].
+/// What a backend implements for [`Timeouts`].
 pub trait Suspend: Debug + Send + Sync {
     /// Waits for the collectives that are queued, and tells the other ranks that this one is busy.
     ///
@@ -24,7 +24,7 @@ pub trait Suspend: Debug + Send + Sync {
     /// [`crate::Error::Collective`] when the ranks cannot go on together; a failure of the work waited for.
     fn suspend(&self) -> Result<()>;
 
-    /// Tells them that it is not any more.
+    /// Tells the other ranks that this one is no longer busy.
     ///
     /// # Errors
     /// [`crate::Error::Collective`] when the ranks cannot go on together.

@@ -1,7 +1,7 @@
-//! Several processes with a device each.
+//! Several processes with one device each.
 //!
-//! [`World`] says which process this is, `control` connects the processes, and the [`Comm`] of a device has a [`Channel`]
-//! for each group of ranks: through memory that the members map into each other where their devices reach that far, else
+//! [`World`] says which process this is, `control` connects the processes, and the [`Comm`] of a device has a
+//! [`Channel`] for each group of ranks: through CUDA peer-to-peer memory where all their devices support it, otherwise
 //! through NCCL. `watchdog` ends all ranks when one fails.
 
 mod board;
@@ -37,15 +37,15 @@ pub use world::World;
 const OP: &str = "all_to_all";
 const BOOTSTRAP: &str = "bootstrap";
 
-/// How rows travel between the processes of a group. The bytes are the same.
+/// How rows are exchanged between the processes of a group. The bytes are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Transport {
-    /// Through mapped memory if all devices of the group reach each other, else through NCCL.
+    /// CUDA peer-to-peer memory where all devices of the group support it, otherwise NCCL.
     #[default]
     Auto,
-    /// Through NCCL.
+    /// NCCL.
     Nccl,
-    /// Through mapped memory.
+    /// CUDA peer-to-peer memory.
     Peer,
 }
 

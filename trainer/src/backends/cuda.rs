@@ -1,4 +1,4 @@
-//! cuda: NVIDIA GPUs, a process each.
+//! cuda: NVIDIA GPUs, one process per GPU.
 
 use dropless_core::host::Host;
 use dropless_core::{Error, NumericModel};

@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(1800);
 /// The ranks that a process drives.
 type Ranks = Vec<Box<dyn Backend>>;
 
-/// Whether a backend can be had here.
+/// Whether a backend is available here.
 pub fn usable(backend: BackendKind) -> bool {
     match backend {
         BackendKind::Host => true,
@@ -50,7 +50,7 @@ pub(crate) fn report(check: impl Fn(BackendKind, Option<usize>) -> String) -> Ve
     lines
 }
 
-/// The ranks as they are or, with `host`, beside its ranks.
+/// The ranks as they are or, with `host`, in lockstep with its ranks.
 fn beside<B: Backend + 'static>(host: Option<Vec<Host>>, ranks: Vec<B>) -> Result<Ranks> {
     fn boxed<B: Backend + 'static>(ranks: Vec<B>) -> Ranks {
         ranks.into_iter().map(|rank| Box::new(rank) as Box<dyn Backend>).collect()
@@ -76,7 +76,7 @@ impl TrainOptions {
     /// Opens the ranks that this process drives: of host and wgpu all of them, of cuda one.
     ///
     /// # Errors
-    /// [`dropless_core::Error::Unavailable`] when the backend cannot be had here.
+    /// [`dropless_core::Error::Unavailable`] when the backend is not available here.
     pub fn open_ranks(&self, numerics: NumericModel) -> Result<Vec<Box<dyn Backend>>> {
         let beside_host = matches!(self.backend, BackendKind::WgpuBesideHost | BackendKind::CudaBesideHost);
         let host = if beside_host { Some(self.host(numerics)?) } else { None };

@@ -1,4 +1,4 @@
-//! In place of cuda, where it was left out of the build or the system is none that it runs on.
+//! Stands in for cuda, where the build leaves it out or the system does not support it.
 
 use dropless_core::host::Host;
 use dropless_core::{Error, NumericModel};
@@ -13,15 +13,15 @@ const WHY: &str = if cfg!(feature = "cuda") {
     "left out of this program, which was built without the feature cuda"
 };
 
-/// How rows travel between ranks.
+/// How rows are exchanged between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
     /// Whatever is there.
     #[default]
     Auto,
-    /// Through NCCL.
+    /// NCCL.
     Nccl,
-    /// Through mapped memory.
+    /// CUDA peer-to-peer memory.
     Peer,
 }
 

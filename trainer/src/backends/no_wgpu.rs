@@ -1,4 +1,4 @@
-//! In place of wgpu, where it was left out of the build.
+//! Stands in for wgpu, where the build leaves it out.
 
 use dropless_core::host::Host;
 use dropless_core::{Error, NumericModel};

@@ -17,7 +17,7 @@ const LONGEST_STATE: u64 = 1 << 28;
 pub struct Checkpoint {
     /// Its directory.
     pub path: PathBuf,
-    /// What a run needs to go on.
+    /// What a run needs to resume.
     pub state: State,
     /// Hash over all weights and optimizer state.
     pub digest: String,
@@ -32,7 +32,7 @@ pub struct Checkpoint {
 pub struct Found {
     /// The newest undamaged checkpoint.
     pub checkpoint: Option<Checkpoint>,
-    /// A line for each directory that was passed over, and why.
+    /// A line for each directory that was skipped, and why.
     pub notes: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What a run leaves behind: `OUT/checkpoints/step-000020/`, complete or not there.
+//! What a run saves: `OUT/checkpoints/step-000020/`, which appears only when complete.
 //!
 //! ```text
 //! model.safetensors        weights under their Hugging Face names (if several ranks share the experts:
@@ -28,12 +28,12 @@ use crate::config::Config;
 use crate::data::Position;
 use dropless_model::hf::tensors::FileRecord;
 
-/// What a run needs besides tensors to go on.
+/// What a run needs besides tensors to resume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// Steps done.
+    /// Steps completed.
     pub step: u64,
-    /// Place in the training text.
+    /// Position in the training text.
     pub position: Position,
     /// The configuration.
     pub config: Config,

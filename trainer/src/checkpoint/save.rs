@@ -27,7 +27,7 @@ pub struct Save<'a> {
     pub optimizer: &'a [NamedTensor],
     /// The same on every rank.
     pub state: &'a State,
-    /// Checkpoints that stay; 0 for all.
+    /// Number of checkpoints to keep; 0 for all.
     pub keep: usize,
 }
 

@@ -14,7 +14,7 @@ use crate::train::steps_in_memory;
 
 #[derive(Debug, Args)]
 pub(super) struct BisectArgs {
-    /// Configuration; keys that it leaves out are those of configs/default.toml
+    /// Configuration; omitted keys have the values of configs/default.toml
     config: Option<PathBuf>,
     #[command(flatten)]
     machine: Machine,

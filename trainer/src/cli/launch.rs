@@ -27,10 +27,10 @@ const MOST_RANKS: i64 = 256;
 
 #[derive(Debug, Args)]
 pub(super) struct LaunchArgs {
-    /// Ranks: a process and a GPU each
+    /// Number of ranks, each a process with one GPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MOST_RANKS))]
     nproc: u32,
-    /// Port at which rank 0 waits for the others [default: a free one]
+    /// Port on which rank 0 listens for the others [default: a free one]
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(u16).range(1..))]
     master_port: Option<u16>,
     /// Run this program instead of dropless, e.g. a profiler that is given dropless to run

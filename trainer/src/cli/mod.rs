@@ -3,10 +3,10 @@
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | `verify` found a tensor past its bound, or `bisect` an op with other bits; or a driver held a process of several |
-//! | 2 | nothing done, or not all: one line on the error output says why |
+//! | 1 | `verify` found a tensor past its bound, or `bisect` an op whose bits differ; or one of several processes was blocked and had to be ended |
+//! | 2 | failed: one line on standard error says why |
 //!
-//! `launch` ends with the code of the first rank that failed, or 128 + the number of the signal that ended it.
+//! `launch` exits with the code of the first rank that failed, or 128 + the number of the signal that ended it.
 
 mod bisect;
 mod doctor;
@@ -57,17 +57,17 @@ enum Command {
     Inspect(models::InspectArgs),
     /// Compare a model directory (config.json, model.safetensors, expected.safetensors) with what is computed here
     Verify(VerifyArgs),
-    /// Run training steps on a backend beside the host and name the first op whose bits differ
+    /// Run training steps on a backend in lockstep with the host and name the first op whose bits differ
     Bisect(bisect::BisectArgs),
-    /// Say which backends there are on this machine, whether they compute the host's bits, and why others are not there
+    /// Say which backends are available on this machine, whether they compute the host's bits, and why others are not
     Doctor,
     /// Measure the speed of a backend's ops
     Bench(BenchArgs),
-    /// Start a process for each GPU of this machine, with the variables that torchrun would set
+    /// Start one process per GPU of this machine, with the environment variables that torchrun would set
     Launch(launch::LaunchArgs),
 }
 
-/// Where to compute. None of it changes a bit.
+/// Where to compute. None of it affects results.
 #[derive(Debug, Args)]
 struct Machine {
     /// Backend
@@ -76,41 +76,41 @@ struct Machine {
     /// GPU of the wgpu backend, by index or part of its name [default: DROPLESS_ADAPTER, or the best one]
     #[arg(long, value_name = "NAME")]
     adapter: Option<String>,
-    /// Ranks, among which the sequences are divided: threads of this process, but of cuda the processes that a launcher
-    /// started [default: those, or 1]
+    /// Number of ranks, among which sequences are divided: threads of this process; for cuda, the processes that a
+    /// launcher started [default: those, or 1]
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
     /// Ranks that share one set of experts; the others hold the same ones [default: all ranks]
     #[arg(long, value_name = "N")]
     expert_parallel: Option<usize>,
-    /// How rows travel between the ranks of cuda [default: auto]
+    /// How rows are exchanged between the ranks of cuda [default: auto]
     #[arg(long, value_enum)]
     exchange: Option<TransportName>,
-    /// Seconds after which ranks of cuda that wait for each other give up, while none of them reads or writes files, or
-    /// after which one that is not heard of is given up [default: 60]
+    /// Seconds after which all ranks of cuda end when one fails, exits, stops responding, or never joins; time in which
+    /// a rank reads or writes files does not count [default: 60]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(2..=86_400))]
     timeout: Option<u64>,
-    /// Threads of the host backend; 0 for one for each core
+    /// Threads of the host backend; 0 for one per core
     #[arg(long, default_value_t = 0, value_name = "N")]
     threads: usize,
-    /// Vector instructions of the host backend; the best of the machine by default
+    /// Vector instructions of the host backend [default: the best that the machine supports]
     #[arg(long, value_enum)]
     simd: Option<SimdName>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum TransportName {
-    /// Through mapped memory where all GPUs of a group reach each other, else through NCCL
+    /// CUDA peer-to-peer memory where all GPUs of a group support it, otherwise NCCL
     Auto,
-    /// Through NCCL
+    /// NCCL
     Nccl,
-    /// Through mapped memory
+    /// CUDA peer-to-peer memory
     Peer,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum BackendName {
-    /// cuda if it can be had here or a launcher started several processes, else host
+    /// cuda if it is available or a launcher started several processes, otherwise host
     Auto,
     /// CPU threads
     Host,
@@ -216,19 +216,19 @@ struct EvalArgs {
 struct GenerateArgs {
     #[command(flatten)]
     model: models::ModelArgs,
-    /// The text to continue; several are continued together, each as it would be alone
+    /// The text to continue; may be given several times: prompts run together, each with the result it has alone
     #[arg(long, required = true)]
     prompt: Vec<String>,
-    /// Tokens to add at most
+    /// Maximum number of tokens to add
     #[arg(long, default_value_t = 256, value_name = "N")]
     tokens: usize,
-    /// Seed of the choices
+    /// Seed of sampling
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Divides the logits; 0 always takes the most likely token
     #[arg(long, default_value_t = 0.8)]
     temperature: f64,
-    /// Choose among the most likely tokens that have this probability together
+    /// Sample from the most likely tokens whose probabilities add up to this (nucleus sampling)
     #[arg(long, default_value_t = 0.95)]
     top_p: f64,
     #[command(flatten)]
@@ -254,10 +254,10 @@ struct BenchArgs {
     /// GPU of the wgpu backend, by index or part of its name [default: DROPLESS_ADAPTER, or the best one]
     #[arg(long, value_name = "NAME")]
     adapter: Option<String>,
-    /// Threads; 0 for one for each core
+    /// Threads; 0 for one per core
     #[arg(long, default_value_t = 0, value_name = "N")]
     threads: usize,
-    /// Vector instructions; the best of the machine by default
+    /// Vector instructions [default: the best that the machine supports]
     #[arg(long, value_enum)]
     simd: Option<SimdName>,
 }

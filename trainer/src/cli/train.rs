@@ -21,7 +21,7 @@ const SAMPLE_PROMPT: &str = "//! The ";
 
 #[derive(Debug, Args)]
 pub(super) struct TrainArgs {
-    /// Configuration; keys that it leaves out are those of configs/default.toml
+    /// Configuration; omitted keys have the values of configs/default.toml
     config: Option<PathBuf>,
     #[command(flatten)]
     machine: Machine,
@@ -34,10 +34,10 @@ pub(super) struct TrainArgs {
     /// Directory of the run [default: a new out/run-N; with --resume the last one]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Continue the run in --out from its newest checkpoint
+    /// Resume the run in --out from its newest checkpoint
     #[arg(long)]
     resume: bool,
-    /// Begin with the model and the weights of this directory (config.json and safetensors files)
+    /// Start from the model and the weights of this directory (config.json and safetensors files)
     #[arg(long, value_name = "MODEL_DIR")]
     init: Option<PathBuf>,
     /// Change a key of the configuration, e.g. train.seed=7

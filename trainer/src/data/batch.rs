@@ -13,7 +13,7 @@ use crate::system;
 /// the start of the document or of the sequence, whichever is later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub sequence: usize,
     /// Token ids.
     pub ids: Vec<u32>,
