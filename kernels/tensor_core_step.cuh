@@ -4,7 +4,7 @@
 // Products that one step adds.
 constexpr u32 STEP = 16;
 
-// m * 2^by, cut towards zero; what is lost on the left is zero.
+// m * 2^by, truncated toward zero; what is lost on the left is zero.
 __device__ __forceinline__ u64 shifted(u64 m, i32 by) { return by >= 0 ? m << min(by, 63) : m >> min(-by, 63); }
 
 // `acc` and STEP products; `factors(i)`: the codes of the two of product i, the left one in the low half. It is called by
