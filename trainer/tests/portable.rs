@@ -39,8 +39,10 @@ fn sources(folders: &[&str]) -> Vec<(String, String)> {
 /// The files whose code has one of these words.
 fn with(sources: &[(String, String)], words: &[&str]) -> BTreeSet<String> {
     let code = |line: &str| !line.trim_start().starts_with("//");
-    let has =
-        |text: &str| text.lines().filter(|line| code(line)).any(|line| words.iter().any(|word| line.contains(word)));
+    // A word begins where it does not continue another: `unix::` is not `nix::`.
+    let begins = |line: &str, at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+    let says = |line: &str, word: &str| line.match_indices(word).any(|(at, _)| begins(line, at));
+    let has = |text: &str| text.lines().filter(|line| code(line)).any(|line| words.iter().any(|w| says(line, w)));
     sources.iter().filter(|(_, text)| has(text)).map(|(name, _)| name.clone()).collect()
 }
 

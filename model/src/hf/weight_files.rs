@@ -107,9 +107,12 @@ impl WeightFiles {
             let canonical = self.layout.canonical(name);
             let whole = canonical.strip_suffix(SCALE_SUFFIX).unwrap_or(&canonical);
             let tied = model.tied && whole == HEAD;
-            if tied || whole.ends_with(ROTARY) || modules.ignores(whole) {
+            let Some(found) = self.files.find(name) else { continue };
+            // An expert of no width, say: the library that wrote it has such a module, and it has no elements.
+            let empty = found.shape.contains(&0);
+            if tied || empty || whole.ends_with(ROTARY) || modules.ignores(whole) {
                 ignored.push(name.to_owned());
-            } else if let Some(found) = self.files.find(name) {
+            } else {
                 let scaled = name.strip_suffix(SCALE_SUFFIX).and_then(|weight| self.files.find(weight));
                 let why = scaled.map_or(String::new(), |weight| format!(" for a weight that is {}", weight.dtype));
                 problems.unknown.push(format!("{name} {:?}{}{why}", found.shape, self.files.of_several(found.file)));
