@@ -29,7 +29,7 @@ pub enum Call {
     Wait,
     /// [`Backend::grouped_gemm`].
     Gemm,
-    /// [`Map::AdamW`].
+    /// [`dropless_core::ops::AdamW`].
     AdamW,
 }
 

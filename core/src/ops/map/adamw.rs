@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 ///
 /// # Shape
 /// grad, param, m, v: f32 of one length; half: bf16 of that length, written with the new parameters; clip: f32 `[2]` of
-/// [`ClipScale`]; step: f32 `[3]` = learning rate, 1 - beta1^t, 1 - beta2^t.
+/// [`crate::ops::ClipScale`]; step: f32 `[3]` = learning rate, 1 - beta1^t, 1 - beta2^t.
 ///
 /// # Numerics
 /// With g = grad * clip\[1\]: `m = fma(beta1, m, (1 - beta1) * g)`, `v = fma(beta2, v, ((1 - beta2) * g) * g)`,
@@ -19,7 +19,7 @@ use crate::tensor::Tensor;
 pub struct AdamW<'a> {
     /// Gradient.
     pub grad: &'a Tensor,
-    /// Norm and factor of [`ClipScale`].
+    /// Norm and factor of [`crate::ops::ClipScale`].
     pub clip: &'a Tensor,
     /// Learning rate and the two bias corrections.
     pub step: &'a Tensor,
