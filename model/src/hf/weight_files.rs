@@ -107,7 +107,8 @@ impl WeightFiles {
             let canonical = self.layout.canonical(name);
             let whole = canonical.strip_suffix(SCALE_SUFFIX).unwrap_or(&canonical);
             let tied = model.tied && whole == HEAD;
-            if tied || whole.ends_with(ROTARY) || modules.ignores(whole) {
+            let empty = self.files.find(name).is_some_and(|found| found.shape.contains(&0));
+            if empty || tied || whole.ends_with(ROTARY) || modules.ignores(whole) {
                 ignored.push(name.to_owned());
             } else if let Some(found) = self.files.find(name) {
                 let scaled = name.strip_suffix(SCALE_SUFFIX).and_then(|weight| self.files.find(weight));
@@ -181,7 +182,7 @@ impl WeightFiles {
     }
 
     /// Tensors of the files that mean nothing to the model: of multi-token-prediction modules that it does not have, copies
-    /// of its embedding and output matrix, rotary frequencies.
+    /// of its embedding and output matrix, rotary frequencies, tensors without elements.
     pub fn ignored(&self) -> &[String] {
         &self.ignored
     }
