@@ -14,6 +14,7 @@ mod decode;
 mod embedding;
 pub mod error;
 pub mod families;
+mod fields;
 mod flops;
 mod head;
 pub mod hf;

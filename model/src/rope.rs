@@ -2,11 +2,11 @@
 //! f64 with `libm`, so that every platform has the same table.
 
 use dropless_core::{Backend, DType, Result, Tensor};
-use serde::de::{DeserializeOwned, Deserializer, Error as _};
+use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::single;
+use crate::{fields, single};
 
 /// Rotary positions of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,23 +98,16 @@ pub struct Llama3 {
 /// Written out, since a derived implementation for a tagged enum does not name the field whose value it refuses.
 impl<'de> Deserialize<'de> for Scaling {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Scaling, D::Error> {
-        let mut fields = Map::deserialize(deserializer)?;
-        let method = fields.remove("type").unwrap_or_default();
+        let mut given = Map::<String, Value>::deserialize(deserializer)?;
+        let method = given.remove("type").unwrap_or_default();
         let scaling = match method.as_str() {
-            Some("linear") => parameters(fields).map(Scaling::Linear),
-            Some("yarn") => parameters(fields).map(Scaling::Yarn),
-            Some("llama3") => parameters(fields).map(Scaling::Llama3),
+            Some("linear") => fields::read(given).map(Scaling::Linear),
+            Some("yarn") => fields::read(given).map(Scaling::Yarn),
+            Some("llama3") => fields::read(given).map(Scaling::Llama3),
             _ => Err(format!("type is {method}, expected linear, yarn or llama3")),
         };
         scaling.map_err(D::Error::custom)
     }
-}
-
-fn parameters<T: DeserializeOwned>(fields: Map<String, Value>) -> std::result::Result<T, String> {
-    serde_path_to_error::deserialize(Value::Object(fields)).map_err(|e| match e.path().iter().next() {
-        None => e.inner().to_string(),
-        Some(_) => format!("{}: {}", e.path(), e.inner()),
-    })
 }
 
 impl Scaling {

@@ -269,4 +269,5 @@ KEPT = [
     "qwen3_yarn_untruncated",
     "mixtral_top_one",
     "mixtral_llama3",
+    "mixtral_fused",
 ]

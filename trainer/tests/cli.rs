@@ -407,6 +407,28 @@ fn doctor_says_what_there_is() {
 const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/reference");
 
 #[test]
+fn f24_verify_names_what_it_ignores_and_lists_what_it_cannot_compare() {
+    let dir = tempdir().unwrap();
+    let reference = Path::new(REFERENCE).join("deepseek_next_token_module");
+    let printed = assert_done(&dropless(dir.path(), &["verify", reference.to_str().unwrap()]));
+    assert!(printed.contains("grad.model.layers.2.eh_proj.weight"), "{printed}");
+    assert!(printed.ends_with("32 tensors, 0 past the bound, 19 not compared\n"), "{printed}");
+
+    for file in ["model.safetensors", "expected.safetensors"] {
+        fs::copy(reference.join(file), dir.path().join(file)).unwrap();
+    }
+    let config = fs::read_to_string(reference.join("config.json")).unwrap();
+    let without = config.replace("\"num_nextn_predict_layers\": 1", "\"num_nextn_predict_layers\": 0, \"novelty\": 3");
+    assert_ne!(without, config);
+    fs::write(dir.path().join("config.json"), without).unwrap();
+    let output = dropless(dir.path(), &["verify", ".", "--ranks", "2"]);
+    assert!(assert_done(&output).ends_with("32 tensors, 0 past the bound\n"));
+    let notes = text(&output.stderr);
+    let lines = |word: &str| notes.lines().filter(|line| line.starts_with("note: ") && line.contains(word)).count();
+    assert_eq!((lines("novelty"), lines("model.layers.2.")), (1, 1), "{notes}");
+}
+
+#[test]
 fn verify_passes_the_reference_and_fails_a_model_that_is_not_it() {
     let dir = tempdir().unwrap();
     let reference = Path::new(REFERENCE).join("deepseek_v3_a");

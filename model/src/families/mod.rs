@@ -19,6 +19,7 @@ use serde_json::{Map, Value};
 
 use crate::architecture::Architecture;
 use crate::error::{Error, Result};
+use crate::fields;
 
 /// What a family file provides.
 pub trait Family: Serialize + DeserializeOwned {
@@ -116,11 +117,9 @@ macro_rules! families {
                 }
             }
 
-            fn from_fields(family: &str, fields: Value) -> std::result::Result<ModelConfig, String> {
+            fn from_fields(family: &str, given: Map<String, Value>) -> std::result::Result<ModelConfig, String> {
                 match family {
-                    $(<$family as Family>::NAME => serde_path_to_error::deserialize(fields)
-                        .map(ModelConfig::$family)
-                        .map_err(|e| format!("{}: {}", e.path(), e.inner())),)+
+                    $(<$family as Family>::NAME => fields::read(given).map(ModelConfig::$family),)+
                     other => Err(unknown(other)),
                 }
             }
@@ -183,7 +182,7 @@ fn unknown(family: &str) -> String {
 impl ModelConfig {
     /// The configuration with these keys and values.
     pub(crate) fn of_family(family: &str, fields: Map<String, Value>) -> std::result::Result<ModelConfig, String> {
-        ModelConfig::from_fields(family, Value::Object(fields))
+        ModelConfig::from_fields(family, fields)
     }
 }
 

@@ -184,7 +184,7 @@ impl WeightFiles {
     }
 
     /// Tensors of the files that mean nothing to the model: of multi-token-prediction modules that it does not have, copies
-    /// of its embedding and output matrix, rotary frequencies.
+    /// of its embedding and output matrix, rotary frequencies, tensors without elements.
     pub fn ignored(&self) -> &[String] {
         &self.ignored
     }
