@@ -28,6 +28,8 @@ pub enum Transport {
 /// This process among the processes of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct World {
+    /// This process.
+    pub rank: usize,
     /// Processes of the job.
     pub ranks: usize,
 }
@@ -37,10 +39,10 @@ impl World {
     ///
     /// # Errors
     /// None: a number that is none says nothing.
-    #[expect(clippy::unnecessary_wraps, reason = "as of the backend")]
     pub fn from_environment() -> dropless_core::Result<Option<World>> {
-        let number = |name| std::env::var(name).ok()?.parse().ok();
-        Ok(["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"].into_iter().find_map(number).map(|ranks| World { ranks }))
+        let number = |names: [&str; 2]| names.into_iter().find_map(|name| std::env::var(name).ok()?.parse().ok());
+        let rank = number(["RANK", "OMPI_COMM_WORLD_RANK"]).unwrap_or(0);
+        Ok(number(["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"]).map(|ranks| World { rank, ranks }))
     }
 }
 

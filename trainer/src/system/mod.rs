@@ -23,6 +23,7 @@ pub(crate) use unix::{Signals, apart, code, stop};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// To end, as a terminal asks.
+    #[cfg_attr(any(not(unix), dropless_portable), allow(dead_code, reason = "only signals say so"))]
     Interrupt,
     /// To end.
     Terminate,
