@@ -34,6 +34,11 @@ pub(crate) struct NewRows {
     pub(crate) positions: Tensor,
 }
 
+/// Copies the rows of `x` over those of `out`, which have the same columns.
+pub(crate) fn copy_rows(backend: &dyn Backend, x: &Tensor, out: &Tensor) -> Result<()> {
+    CopyColumns { x, x_column: 0, out, out_column: 0, width: x.cols() }.run(backend)
+}
+
 impl NewRows {
     /// The rows in a value of all rows of the pass.
     pub(crate) fn of(&self, x: &Tensor) -> Result<Tensor> {
@@ -48,7 +53,7 @@ impl NewRows {
     /// Puts these rows of `x` behind the ones kept before, and returns all of them, `[length, width]`.
     pub(crate) fn keep(&self, backend: &dyn Backend, x: &Tensor, kept: &Tensor) -> Result<Tensor> {
         let out = kept.slice(self.before, self.length())?;
-        CopyColumns { x: &self.of(x)?, x_column: 0, out: &out, out_column: 0, width: x.cols() }.run(backend)?;
+        copy_rows(backend, &self.of(x)?, &out)?;
         kept.slice(0, self.length())
     }
 }

@@ -2,10 +2,10 @@
 //! earlier ones from the cache. A row's bits depend on nothing else in its batch, so the logits are those of a pass
 //! over whole sequences.
 
-use dropless_core::ops::{CopyColumns, NONE};
+use dropless_core::ops::NONE;
 use dropless_core::{Backend, DType, Error, Result, Tensor};
 
-use crate::cache::{Cache, Kept, NewRows};
+use crate::cache::{Cache, Kept, NewRows, copy_rows};
 use crate::context::{Context, Inputs, alloc};
 use crate::model::Model;
 use crate::nn::Tokens;
@@ -49,8 +49,7 @@ impl Model {
         let last = alloc(backend, x.dtype(), &[rows.len(), x.cols()])?;
         for (sequence, rows) in rows.iter().enumerate().filter(|(_, rows)| rows.count > 0) {
             let end = rows.from + rows.count;
-            let (x, out) = (x.slice(end - 1, end)?, last.slice(sequence, sequence + 1)?);
-            CopyColumns { x: &x, x_column: 0, out: &out, out_column: 0, width: x.cols() }.run(backend)?;
+            copy_rows(backend, &x.slice(end - 1, end)?, &last.slice(sequence, sequence + 1)?)?;
         }
         let tokens = Tokens::new(backend, 1, rows.len(), 1)?;
         self.logits_of(Context { tokens: &tokens, ..c }, &last)

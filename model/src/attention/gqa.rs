@@ -8,7 +8,7 @@ use dropless_core::ops::{CopyColumns, Rotary};
 use dropless_core::{Backend, Result, Tensor};
 
 use super::softmax::{Heads, SoftmaxSaved};
-use crate::cache::{Kept, NewRows};
+use crate::cache::{Kept, NewRows, copy_rows};
 use crate::context::{Context, alloc, sum};
 use crate::nn::{Norm, Normed, Weight, dgrad, forward, wgrad};
 use crate::params::{Builder, Id};
@@ -224,8 +224,7 @@ impl Gqa {
         for (rows, [keys, values]) in rows.iter().zip(kept).filter(|(rows, _)| rows.count > 0) {
             let (keys, values) = (rows.keep(c.backend, &k, keys)?, rows.keep(c.backend, &v, values)?);
             let attended = self.heads.last_rows(c.backend, &rows.of(&q)?, &keys, &values)?;
-            let (out, width) = (rows.of(&out)?, attended.cols());
-            CopyColumns { x: &attended, x_column: 0, out: &out, out_column: 0, width }.run(c.backend)?;
+            copy_rows(c.backend, &attended, &rows.of(&out)?)?;
         }
         let y = forward(c.backend, c.tokens, &out, &self.output, out.dtype())?;
         sum(c.backend, x, &y)

@@ -8,7 +8,7 @@ use dropless_core::ops::{CopyColumns, Fill, Mla as MlaOp, MlaGrad, MlaShape};
 use dropless_core::{Backend, Result, Tensor};
 
 use super::softmax::{Heads, SoftmaxSaved};
-use crate::cache::{Kept, NewRows};
+use crate::cache::{Kept, NewRows, copy_rows};
 use crate::context::{Context, alloc, sum};
 use crate::nn::{Norm, Normed, Weight, dgrad, forward, wgrad};
 use crate::params::{Builder, Id};
@@ -274,13 +274,11 @@ impl Mla {
             // The op turns a query for each key; those of earlier rows are of no use.
             let all = alloc(c.backend, q_in.dtype(), &[length, q_in.cols()])?;
             Fill { out: &all, value: 0.0 }.run(c.backend)?;
-            let (last, width) = (all.slice(rows.before, length)?, q_in.cols());
-            CopyColumns { x: &rows.of(&q_in)?, x_column: 0, out: &last, out_column: 0, width }.run(c.backend)?;
+            copy_rows(c.backend, &rows.of(&q_in)?, &all.slice(rows.before, length)?)?;
             let whole = Context { tokens: &rows.whole, ..c };
             let [q, k, v] = self.assemble(whole, &all, &latents, &rotary, &rows.positions)?;
             let attended = self.heads.last_rows(c.backend, &q.slice(rows.before, length)?, &k, &v)?;
-            let (out, width) = (rows.of(&out)?, attended.cols());
-            CopyColumns { x: &attended, x_column: 0, out: &out, out_column: 0, width }.run(c.backend)?;
+            copy_rows(c.backend, &attended, &rows.of(&out)?)?;
         }
         let projected = forward(c.backend, c.tokens, &out, &self.output, out.dtype())?;
         sum(c.backend, x, &projected)

@@ -1,8 +1,9 @@
 //! Softmax attention between projections, with the activations that its backward pass needs.
 
-use dropless_core::ops::{Attention, AttentionBackward, AttentionForward, AttentionShape, CopyColumns, Fill};
+use dropless_core::ops::{Attention, AttentionBackward, AttentionForward, AttentionShape, Fill};
 use dropless_core::{Backend, DType, Result, Tensor};
 
+use crate::cache::copy_rows;
 use crate::context::{Context, alloc};
 use crate::nn::Saved;
 
@@ -53,8 +54,7 @@ impl Heads {
         // The op wants a query for each key. Those of earlier rows are computed for nothing.
         let all = alloc(backend, q.dtype(), &[sequence, q.cols()])?;
         Fill { out: &all, value: 0.0 }.run(backend)?;
-        let last = all.slice(first, sequence)?;
-        CopyColumns { x: q, x_column: 0, out: &last, out_column: 0, width: q.cols() }.run(backend)?;
+        copy_rows(backend, q, &all.slice(first, sequence)?)?;
         let out = alloc(backend, v.dtype(), &[sequence, heads * v_dim])?;
         let lse = alloc(backend, DType::F32, &[sequence, heads])?;
         let shape = AttentionShape { batch: 1, sequence, heads, kv_heads, qk_dim, v_dim, scale };

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::Family;
-use super::rules::{self, Check, Common, LARGE, between, need, positive};
+use super::rules::{self, Check, LARGE, between, need, positive};
 use crate::architecture::{Architecture, Feed, MoeConfig};
 use crate::attention::{AttentionConfig, mla};
 use crate::names::{MlpNames, Names};
@@ -180,18 +180,7 @@ impl Family for DeepseekV3 {
     }
 
     fn check(&self) -> Check {
-        let common = Common {
-            vocab_size: self.vocab_size,
-            hidden_size: self.hidden_size,
-            num_hidden_layers: self.num_hidden_layers,
-            num_attention_heads: self.num_attention_heads,
-            max_position_embeddings: self.max_position_embeddings,
-            rms_norm_eps: self.rms_norm_eps,
-            rope_theta: self.rope_theta,
-            initializer_range: self.initializer_range,
-            rope_scaling: self.rope_scaling.as_ref(),
-        };
-        common.check()?;
+        rules::common!(self).check()?;
         positive(&[
             ("kv_lora_rank", self.kv_lora_rank),
             ("qk_nope_head_dim", self.qk_nope_head_dim),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::Family;
-use super::rules::{self, Check, Common, positive};
+use super::rules::{self, Check, positive};
 use crate::architecture::{Architecture, Feed, MoeConfig};
 use crate::attention::{AttentionConfig, gqa};
 use crate::names::{MlpNames, Names};
@@ -76,18 +76,7 @@ impl Family for Mixtral {
     }
 
     fn check(&self) -> Check {
-        let common = Common {
-            vocab_size: self.vocab_size,
-            hidden_size: self.hidden_size,
-            num_hidden_layers: self.num_hidden_layers,
-            num_attention_heads: self.num_attention_heads,
-            max_position_embeddings: self.max_position_embeddings,
-            rms_norm_eps: self.rms_norm_eps,
-            rope_theta: self.rope_theta,
-            initializer_range: self.initializer_range,
-            rope_scaling: self.rope_scaling.as_ref(),
-        };
-        common.check()?;
+        rules::common!(self).check()?;
         positive(&[("head_dim", self.head_dim()), ("intermediate_size", self.intermediate_size)])?;
         rules::choice(("num_experts_per_tok", self.num_experts_per_tok), ("num_local_experts", self.num_local_experts))
     }

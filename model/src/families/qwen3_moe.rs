@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::Family;
-use super::rules::{self, Check, Common, need, positive};
+use super::rules::{self, Check, need, positive};
 use crate::architecture::{Architecture, Feed, MoeConfig};
 use crate::attention::{AttentionConfig, gqa};
 use crate::names::{MlpNames, Names};
@@ -107,18 +107,7 @@ impl Family for Qwen3Moe {
     }
 
     fn check(&self) -> Check {
-        let common = Common {
-            vocab_size: self.vocab_size,
-            hidden_size: self.hidden_size,
-            num_hidden_layers: self.num_hidden_layers,
-            num_attention_heads: self.num_attention_heads,
-            max_position_embeddings: self.max_position_embeddings,
-            rms_norm_eps: self.rms_norm_eps,
-            rope_theta: self.rope_theta,
-            initializer_range: self.initializer_range,
-            rope_scaling: self.rope_scaling.as_ref(),
-        };
-        common.check()?;
+        rules::common!(self).check()?;
         positive(&[("decoder_sparse_step", self.decoder_sparse_step), ("head_dim", self.head_dim())])?;
         let layers = self.num_hidden_layers;
         if let Some(layer) = self.mlp_only_layers.iter().find(|&&layer| layer >= layers) {

@@ -37,6 +37,24 @@ pub(super) struct Common<'a> {
     pub(super) rope_scaling: Option<&'a Scaling>,
 }
 
+/// The [`Common`] keys of a family's configuration.
+macro_rules! common {
+    ($model:expr) => {
+        $crate::families::rules::Common {
+            vocab_size: $model.vocab_size,
+            hidden_size: $model.hidden_size,
+            num_hidden_layers: $model.num_hidden_layers,
+            num_attention_heads: $model.num_attention_heads,
+            max_position_embeddings: $model.max_position_embeddings,
+            rms_norm_eps: $model.rms_norm_eps,
+            rope_theta: $model.rope_theta,
+            initializer_range: $model.initializer_range,
+            rope_scaling: $model.rope_scaling.as_ref(),
+        }
+    };
+}
+pub(super) use common;
+
 impl Common<'_> {
     pub(super) fn check(&self) -> Check {
         positive(&[
