@@ -1,5 +1,5 @@
 // The sum of each row's slots along the tree over their leaves, then two further terms: NUMERICS.md, "Sums". A block
-// has a row; a slot outside of x counts as absent.
+// has a row; a slot outside of x counts as absent, and so does a leaf outside of the tree.
 //
 // Dynamic shared memory: the stack, then five arrays of k words (the plan has one more).
 
@@ -23,9 +23,9 @@ __device__ __forceinline__ Leaves leaves_of(const Given& given, u64 row) {
         bool present = false;
         if (c < p.k) {
             const u32 slot = given.slots[row * p.k + c];
-            present = slot < p.slots;
-            choices[c] = present ? slot : NONE;
             ids[c] = ids_given ? given.ids[row * p.k + c] : p.leaf_begin + c;
+            present = slot < p.slots && ids[c] - p.leaf_begin < p.leaf_end - p.leaf_begin;
+            choices[c] = present ? slot : NONE;
         }
         leaves.count += __syncthreads_count(present);
     }

@@ -1,5 +1,5 @@
 // Cross-entropy and its gradient: NUMERICS.md, "Row-wise ops". A block of 8 warps has a token and reads its logits
-// three times: for the maximum, the sum and the gradient. A target outside the vocabulary makes the loss NaN.
+// three times: for the maximum, the sum and the gradient. A target outside the vocabulary is none.
 //
 // For the sum, each warp exponentiates a turn of 256 logits into shared memory (two tiles of 8 turns, 16 KB), and the
 // first warp adds the turns in order while the others go on with the next tile.
@@ -80,8 +80,7 @@ __device__ __forceinline__ void token(const Given& given, u64 row, u32 target) {
     const float top = block_max<VECTOR>(given, base);
     const float total = sum_of_exponentials<VECTOR>(given, base, top);
     if (threadIdx.x == 0) {
-        const float logit = target < columns ? load(given.logits, base + target) : NAN_F32;
-        given.loss[row] = f32_log(total) - (logit - top);
+        given.loss[row] = f32_log(total) - (load(given.logits, base + target) - top);
     }
     if constexpr (d_logits_given) {
         const float scale = *given.scale;
@@ -115,7 +114,7 @@ template <bool VECTOR>
 __device__ __forceinline__ void row_of_logits(const Given& given) {
     const u64 row = blockIdx.x;
     const u32 target = given.targets[row];
-    if (target == NONE) {
+    if (target >= given.scalars.columns) {
         token_without_target<VECTOR>(given, row);
     } else {
         token<VECTOR>(given, row, target);

@@ -3,7 +3,8 @@
 constexpr u32 THREADS = 256;
 constexpr u32 WARPS = THREADS / LANES;
 
-// A bit for each of the ranks base .. base + 31 that own one of the token's experts.
+// A bit for each of the ranks base .. base + 31 that own one of the token's experts. An id that is none of the experts
+// belongs to no rank.
 __device__ __forceinline__ u32 ranks_of(const Given& given, u32 token, u32 base) {
     const Scalars& p = given.scalars;
     const u32 phase = token % p.window_period;
@@ -12,7 +13,7 @@ __device__ __forceinline__ u32 ranks_of(const Given& given, u32 token, u32 base)
         for (u32 n = 0; n < p.k; ++n) {
             const u32 id = given.ids[u64(token) * p.k + n];
             const u32 bit = id / p.rank_experts - base;
-            ranks |= id != NONE && bit < 32 ? 1u << bit : 0;
+            ranks |= bit < min(LANES, p.ranks - base) ? 1u << bit : 0;
         }
     }
     return ranks;

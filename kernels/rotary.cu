@@ -10,8 +10,7 @@ __device__ __forceinline__ void rotate_halves(const Given& given, Place place) {
 #pragma unroll
     for (u32 e = 0; e < RUN; ++e) {
         if (e < n) {
-            const u32 pair = place.column + e;
-            const Pair x = rotate({a.at[e], b.at[e]}, cosine(angles, pair), sine(angles, pair), p.inverse != 0);
+            const Pair x = rotate({a.at[e], b.at[e]}, angles, place.column + e, p.inverse != 0);
             a.at[e] = x.a;
             b.at[e] = x.b;
         }

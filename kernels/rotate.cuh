@@ -9,7 +9,7 @@ __device__ __forceinline__ Pair rotate(Pair x, float cosine, float sine, bool in
     return {x.a * cosine - x.b * s, x.b * cosine + x.a * s};
 }
 
-// A token's row of the rotation tables, `rows` rows of `pairs` columns; NaN outside of them.
+// A token's row of the rotation tables, `rows` rows of `pairs` columns. Outside of them nothing is rotated.
 struct Angles {
     const float *cos, *sin;
     u64 base;
@@ -20,12 +20,9 @@ __device__ __forceinline__ Angles angles_of(const float* cos, const float* sin, 
     return {cos, sin, u64(position) * pairs, position < rows};
 }
 
-__device__ __forceinline__ float cosine(Angles angles, u32 pair) {
-    return angles.inside ? __ldg(angles.cos + angles.base + pair) : NAN_F32;
-}
-
-__device__ __forceinline__ float sine(Angles angles, u32 pair) {
-    return angles.inside ? __ldg(angles.sin + angles.base + pair) : NAN_F32;
+__device__ __forceinline__ Pair rotate(Pair x, Angles angles, u32 pair, bool inverse) {
+    if (!angles.inside) return x;
+    return rotate(x, __ldg(angles.cos + angles.base + pair), __ldg(angles.sin + angles.base + pair), inverse);
 }
 
 // Rotates the neighbouring pairs of the first n elements of a run, which begins with pair `first`.
@@ -33,8 +30,7 @@ __device__ __forceinline__ void rotate_run(Run& run, u32 n, Angles angles, u32 f
 #pragma unroll
     for (u32 e = 0; e < RUN; e += 2) {
         if (e < n) {
-            const u32 pair = first + e / 2;
-            const Pair x = rotate({run.at[e], run.at[e + 1]}, cosine(angles, pair), sine(angles, pair), inverse);
+            const Pair x = rotate({run.at[e], run.at[e + 1]}, angles, first + e / 2, inverse);
             run.at[e] = x.a;
             run.at[e + 1] = x.b;
         }

@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) route_balance_blocks(const
             sums[t] = sum;
         }
     }
-    const bool valid = threadIdx.x < tokens && is_valid(ids + threadIdx.x * p.k, p.k);
+    const bool valid = threadIdx.x < tokens && is_valid(ids + threadIdx.x * p.k, p.k, EXPERTS);
     const u32 valid_tokens = __syncthreads_count(valid);
     for (u32 i = threadIdx.x; i < tokens * p.k; i += THREADS) {
         if (ids[i] < EXPERTS) {

@@ -32,8 +32,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) route_layout_place(const _
         __syncwarp();
         if (choice_of(i) < p.choices) {
             const u32 choice = u32(choice_of(i));
-            given.row_slots[choice] = slot;
             // Only ids that repeat in a row could ask for more slots than there are.
+            given.row_slots[choice] = slot < p.slots ? slot : NONE;
             if (slot < p.slots) {
                 given.slot_rows[slot] = choice / p.k;
                 given.slot_weights[slot] = given.weights[choice];

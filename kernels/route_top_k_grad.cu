@@ -4,7 +4,7 @@
 
 constexpr u32 WARPS = 4;
 
-// The gradients of the chosen scores, into d.
+// The gradients of the chosen scores, into d. An id that is none of the experts is no choice.
 __device__ __forceinline__ void choices(const Given& given, u64 token, float (&d)[OWN]) {
     const Scalars& p = given.scalars;
     const float* scores = given.scores + token * EXPERTS;
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) route_top_k_grad(con
         return;
     }
     float score[OWN], d[OWN] = {};
-    if (is_valid(given.ids + token * p.k, p.k)) {
+    if (is_valid(given.ids + token * p.k, p.k, EXPERTS)) {
         load_experts(given.scores + token * EXPERTS, score);
         choices(given, token, d);
         if constexpr (counts_given) {

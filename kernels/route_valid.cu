@@ -7,7 +7,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) route_valid(const __grid_c
     const Scalars& p = given.scalars;
     const u32 sequence = blockIdx.x / p.blocks, token = blockIdx.x % p.blocks * THREADS + threadIdx.x;
     const u32* ids = given.ids + u64(sequence) * p.tokens * p.k;
-    const bool valid = token < p.tokens && is_valid(ids + u64(token) * p.k, p.k);
+    const bool valid = token < p.tokens && is_valid(ids + u64(token) * p.k, p.k, p.experts);
     const u32 count = __syncthreads_count(valid);
     if (threadIdx.x == 0) {
         atomicAdd(given.valid + sequence, count);

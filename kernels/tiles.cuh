@@ -8,7 +8,7 @@
 // equally long: a group of an odd number of tiles ends with one more, of no rows.
 //
 // Constant: RAGGED_CHAIN (the groups divide the chain: Wgrad; else they divide the rows). Scalars: groups, rows,
-// columns, chain. Tensor: offsets.
+// columns, chain, offsets_block (what the groups' ends are multiples of). Tensor: offsets.
 
 struct Tile {
     u32 group;
@@ -33,7 +33,7 @@ template <u32 ROWS, u32 COLUMNS, bool PAIRS = false>
 class Tiles {
    public:
     __device__ explicit Tiles(const Given& given)
-        : offsets(given.offsets), p(given.scalars), across(ceil_div(given.scalars.columns, COLUMNS)) {}
+        : offsets(given.offsets), p(given.scalars) {}
 
     // Tile number `index`, for a whole warp. The numbers ascend from call to call. False: there are no more tiles.
     __device__ bool find(u64 index, Tile& tile) {
@@ -44,24 +44,22 @@ class Tiles {
     // Every group has a matrix of `rows` rows.
     __device__ bool in_matrices(u64 index, Tile& tile) {
         const u32 each = tiles_of(p.rows);
-        const u64 group = index / each;
-        if (group >= p.groups) return false;
-        tile.group = u32(group);
-        tile.first = offset(tile.group, p.chain);
-        tile.terms = max(offset(tile.group + 1, p.chain), tile.first) - tile.first;
-        place(u32(index - group * each), 0, p.rows, tile);
+        const u64 number = index / each;
+        if (number >= p.groups) return false;
+        const u32 group = u32(number);
+        u32 end = ends(p.chain);
+        for (; group - window >= LANES; end = ends(p.chain)) next_window(end);
+        tile.group = group;
+        tile.first = __shfl_sync(ALL_LANES, group_begin(end, start), group - window);
+        tile.terms = __shfl_sync(ALL_LANES, end, group - window) - tile.first;
+        place(u32(index - number * each), 0, p.rows, tile);
         return true;
     }
 
     // A lane looks at a group, 32 of them at a time.
     __device__ bool in_groups(u64 index, Tile& tile) {
-        for (; window < p.groups; window += LANES) {
-            const u32 group = window + lane_id();
-            u32 begin = 0, end = 0;
-            if (group < p.groups) {
-                begin = offset(group, p.rows);
-                end = max(offset(group + 1, p.rows), begin);
-            }
+        while (window < p.groups) {
+            const u32 end = ends(p.rows), begin = group_begin(end, start);
             const u32 count = tiles_of(end - begin);
             u32 through = count;
 #pragma unroll
@@ -80,36 +78,47 @@ class Tiles {
                 return true;
             }
             before += __shfl_sync(ALL_LANES, through, LANES - 1);
+            next_window(end);
         }
         return false;
     }
 
+    // Where the window's groups end, `rows` at the most.
+    __device__ u32 ends(u32 rows) const {
+        return group_end(offsets, p.groups, rows, p.offsets_block, window, start);
+    }
+
+    __device__ void next_window(u32 end) {
+        window += LANES;
+        start = __shfl_sync(ALL_LANES, end, LANES - 1);
+    }
+
+    // Tiles beside each other.
+    __device__ u32 across() const { return ceil_div(p.columns, COLUMNS); }
+
     // Tiles of so many rows of a group.
     __device__ u32 tiles_of(u32 rows) const {
-        const u32 count = ceil_div(rows, ROWS) * across;
+        const u32 count = ceil_div(rows, ROWS) * across();
         return PAIRS ? count + count % 2 : count;
     }
 
     // Tile number `index` of a group's rows `begin` to `end` - 1, in bands of about the same height.
     __device__ void place(u32 index, u32 begin, u32 end, Tile& tile) const {
         const u32 tall = ceil_div(end - begin, ROWS), height = ceil_div(tall, ceil_div(tall, BAND));
-        const bool exists = index < tall * across;
+        const bool exists = index < tall * across();
         if (!exists) index -= 1;
-        const u32 first = index / (height * across) * height, rows = min(height, tall - first);
-        const u32 within = index - first * across, row = within % rows;
+        const u32 first = index / (height * across()) * height, rows = min(height, tall - first);
+        const u32 within = index - first * across(), row = within % rows;
         tile.row = begin + (first + row) * ROWS;
         tile.rows = exists ? min(end - tile.row, ROWS) : 0;
         tile.column = within / rows * COLUMNS;
         tile.shares = PAIRS && exists && (index % 2 == 0 ? row + 1 < rows : row > 0);
     }
 
-    // Whatever the offsets hold, nothing outside of the tensors is touched.
-    __device__ u32 offset(u32 group, u32 most) const { return min(offsets[group], most); }
-
     const u32* offsets;
     const Scalars& p;
-    const u32 across;
-    // The first group of the 32 looked at, and the tiles of the groups before it.
+    // The first group of the 32 looked at, where it begins, and the tiles of the groups before it.
     u32 window = 0;
+    u32 start = 0;
     u64 before = 0;
 };

@@ -5,7 +5,7 @@
 // can come between them. A block plans these additions once; its threads then follow the plan, each with runs of its
 // own.
 
-// The depth of the node that parts leaf a from leaf b, a < b.
+// The depth of the node that parts leaf a from leaf b, a < b; that of the leaf itself if they are equal.
 __device__ __forceinline__ u32 parting(u32 lo, u32 hi, u32 a, u32 b) {
     u32 depth = 0;
     while (hi - lo > 1) {
@@ -23,7 +23,7 @@ __device__ __forceinline__ u32 parting(u32 lo, u32 hi, u32 a, u32 b) {
     return depth;
 }
 
-// Plans the sum of `count` leaves; one thread. On entry plan[n] is the depth at which leaf n parts from the one before,
+// Plans the sum of `count` leaves; one thread. Values of one leaf are added in the order they come in. On entry plan[n] is the depth at which leaf n parts from the one before,
 // for 0 < n < count; then it is the number of additions before leaf n is put on the stack, and plan[count] those at the
 // end. The depths on the stack ascend, so it is never higher than the tree.
 __device__ __forceinline__ void plan_tree(u32* plan, u32 count) {

@@ -2,11 +2,11 @@
 //
 // Constants: EXPERTS.
 
-// Whether a token is none of the padding.
+// Whether a token is none of the padding: one of its choices is an expert.
 fn is_valid(token: u32) -> bool {
     var valid = false;
     for (var n = 0u; n < given.scalars.k; n += 1u) {
-        valid = valid || ids_at(token * given.scalars.k + n) != 0xFFFFFFFFu;
+        valid = valid || ids_at(token * given.scalars.k + n) < EXPERTS;
     }
     return valid;
 }

@@ -1,4 +1,5 @@
-// The sum of each row's slots along the tree over their leaves, then two further terms: NUMERICS.md, "Sums".
+// The sum of each row's slots along the tree over their leaves, then two further terms: NUMERICS.md, "Sums". A slot
+// outside of x counts as absent, and so does a leaf outside of the tree.
 
 @compute @workgroup_size(64)
 fn main(
@@ -17,21 +18,25 @@ fn main(
     if token < p.window_begin || token >= p.window_end {
         return;
     }
-    // The leaves in ascending order: each time the least one that is above the last.
+    // The leaves in ascending order, equal ones in the order of the choices: each time the least one that is above the last.
     var before = 0u;
+    var before_choice = 0u;
     height = 0u;
     for (var n = 0u; n < p.k; n += 1u) {
         var leaf = p.leaf_end;
         var slot = 0u;
+        var taken = 0u;
         for (var choice = 0u; choice < p.k; choice += 1u) {
             let place = row * p.k + choice;
             var id = p.leaf_begin + choice;
             if ids_given() {
                 id = ids_at(place);
             }
-            if slots_at(place) != 0xFFFFFFFFu && id < leaf && (height == 0u || id > before) {
+            let later = height == 0u || id > before || (id == before && choice > before_choice);
+            if slots_at(place) < p.slots && id >= p.leaf_begin && id < leaf && later {
                 leaf = id;
                 slot = slots_at(place);
+                taken = choice;
             }
         }
         if leaf == p.leaf_end {
@@ -40,6 +45,7 @@ fn main(
         let depth = select(parting(p.leaf_begin, p.leaf_end, before, leaf), 0u, height == 0u);
         push_leaf(x_at(slot * p.columns + column), depth);
         before = leaf;
+        before_choice = taken;
     }
     var sum = tree_sum();
     if first_given() {

@@ -1,4 +1,5 @@
-// Cross-entropy and its gradient: NUMERICS.md, "Row-wise ops". A workgroup has a token.
+// Cross-entropy and its gradient: NUMERICS.md, "Row-wise ops". A workgroup has a token. A target
+// outside the vocabulary is none.
 
 @compute @workgroup_size(32)
 fn main(
@@ -13,7 +14,7 @@ fn main(
     }
     let target_id = targets_at(row);
     let base = row * p.columns;
-    if target_id == 0xFFFFFFFFu {
+    if target_id >= p.columns {
         if lane == 0u {
             loss_set(row, 0u);
         }

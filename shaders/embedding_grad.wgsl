@@ -1,4 +1,5 @@
 // The gradient of an embedding. An invocation has a column of a group's table and walks the group's tokens in order.
+// An id outside the vocabulary adds nothing.
 
 @compute @workgroup_size(64)
 fn main(
@@ -15,7 +16,10 @@ fn main(
     let column = i % p.columns;
     for (var n = 0u; n < p.group_tokens; n += 1u) {
         let token = group_of_tokens * p.group_tokens + n;
-        let place = (group_of_tokens * p.vocabulary + ids_at(token)) * p.columns + column;
-        d_table_set(place, f32_add(d_table_at(place), dy_at(token * p.columns + column)));
+        let id = ids_at(token);
+        if id < p.vocabulary {
+            let place = (group_of_tokens * p.vocabulary + id) * p.columns + column;
+            d_table_set(place, f32_add(d_table_at(place), dy_at(token * p.columns + column)));
+        }
     }
 }

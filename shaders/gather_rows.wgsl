@@ -1,4 +1,4 @@
-// Rows by index; a row without one stays as it is.
+// Rows by index; a row whose index lies outside stays as it is.
 
 @compute @workgroup_size(64)
 fn main(
@@ -12,7 +12,7 @@ fn main(
         return;
     }
     let row = index_at(i / p.columns);
-    if row != 0xFFFFFFFFu {
+    if row < p.sources {
         out_set(i, x_at(row * p.columns + i % p.columns));
     }
 }

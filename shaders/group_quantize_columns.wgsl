@@ -3,11 +3,12 @@
 // Constants: BLOCK; TRANSPOSED (codes are stored column by column); PADDED (groups start at a multiple of the block in
 // the result, and what pads them is zero); those of blocks.wgsl.
 
-fn row_of_group(g: u32) -> u32 {
+// Where group g ends; the one before ends at `begin`.
+fn end_of_group(g: u32, begin: u32) -> u32 {
     if offsets_given() {
-        return offsets_at(g);
+        return counted_offset(begin, offsets_at(g + 1u), offsets_at(given.scalars.groups), given.scalars.group_rows);
     }
-    return g * given.scalars.group_rows;
+    return (g + 1u) * given.scalars.group_rows;
 }
 
 @compute @workgroup_size(64)
@@ -29,8 +30,8 @@ fn main(
     var begin = 0u;
     var end = 0u;
     for (; g < p.groups; g += 1u) {
-        begin = row_of_group(g);
-        end = row_of_group(g + 1u);
+        begin = end;
+        end = end_of_group(g, begin);
         let blocks = (end - begin + BLOCK - 1u) / BLOCK;
         if block < blocks {
             break;

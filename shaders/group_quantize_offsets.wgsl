@@ -12,9 +12,12 @@ fn main(
         return;
     }
     var offset = 0u;
+    var begin = 0u;
     for (var g = 0u; g < p.groups; g += 1u) {
         padded_set(g, offset);
-        offset += (offsets_at(g + 1u) - offsets_at(g) + p.block - 1u) / p.block * p.block;
+        let end = counted_offset(begin, offsets_at(g + 1u), offsets_at(p.groups), p.rows);
+        offset += (end - begin + p.block - 1u) / p.block * p.block;
+        begin = end;
     }
     padded_set(p.groups, offset);
 }

@@ -22,20 +22,22 @@ fn term_of(value: u32) -> Term {
     }
 }
 
-// The place of the row of `a` or `b` with this number; a gather that is not there is some other tensor.
-fn a_source(i: u32) -> u32 {
+// Where row `i` of `a` or `b` begins, rows being `stride` apart; a gather that is not there is some other tensor.
+fn a_row_place(i: u32, stride: u32) -> u32 {
     let gathered = given.scalars.a_gathered == 1u;
-    return select(i, a_gather_at(select(0u, i, gathered)), gathered);
+    let source = select(i, a_gather_at(select(0u, i, gathered)), gathered);
+    return select(source * stride, NOWHERE, gathered && source >= given.scalars.a_sources);
 }
 
-fn b_source(i: u32) -> u32 {
+fn b_row_place(i: u32, stride: u32) -> u32 {
     let gathered = given.scalars.b_gathered == 1u;
-    return select(i, b_gather_at(select(0u, i, gathered)), gathered);
+    let source = select(i, b_gather_at(select(0u, i, gathered)), gathered);
+    return select(source * stride, NOWHERE, gathered && source >= given.scalars.b_sources);
 }
 
 fn a_place(t: u32) -> u32 {
     if RAGGED_CHAIN == 1u { // decided
-        return a_source(t) * given.scalars.a_chain;
+        return a_row_place(t, given.scalars.a_chain);
     } else {
         return t * given.scalars.a_chain;
     }
@@ -43,7 +45,7 @@ fn a_place(t: u32) -> u32 {
 
 fn b_place(t: u32) -> u32 {
     if RAGGED_CHAIN == 1u { // decided
-        return b_source(t) * given.scalars.b_chain;
+        return b_row_place(t, given.scalars.b_chain);
     } else {
         return t * given.scalars.b_chain;
     }
@@ -68,13 +70,14 @@ fn main(
     let column = ((place % p.column_tiles) * 8u + lane % 8u) * TILE;
 
     // The group of this tile of rows. In Wgrad every group has the same rows.
+    let last = offsets_at(p.groups);
     var tile = place / p.column_tiles;
     var group = 0u;
     var begin = 0u;
     var end = 0u;
     for (; group < p.groups; group += 1u) {
-        begin = offsets_at(group);
-        end = offsets_at(group + 1u);
+        begin = end;
+        end = counted_offset(begin, offsets_at(group + 1u), last, p.offsets_end) / p.offsets_block * p.offsets_block;
         let rows = select(end - begin, p.rows, RAGGED_CHAIN == 1u);
         let tiles = (rows + 8u * TILE - 1u) / (8u * TILE);
         if tile < tiles {
@@ -99,11 +102,12 @@ fn main(
 
     // Rows past the last repeat it, and are not written.
     for (var i = 0u; i < TILE; i += 1u) { // unrolled
-        var r = min(row + i, last_row - 1u);
+        let r = min(row + i, last_row - 1u);
         if RAGGED_CHAIN == 0u { // decided
-            r = a_source(r);
+            rows[i] = a_row_place(r, p.a_row);
+        } else {
+            rows[i] = r * p.a_row;
         }
-        rows[i] = r * p.a_row;
         columns[i] = group * p.b_group + min(column + i, p.columns - 1u) * p.b_column;
     }
 

@@ -23,8 +23,12 @@ fn main(
     } else if column < p.nope + p.rope {
         let j = column - p.nope;
         let first = token * p.rope + j - j % 2u;
-        let angle = positions_at(token) * (p.rope / 2u) + j / 2u;
-        let pair = rotate(k_rope_at(first), k_rope_at(first + 1u), cos_at(angle), sin_at(angle), 0u);
+        var pair = vec2<u32>(k_rope_at(first), k_rope_at(first + 1u));
+        let position = positions_at(token);
+        if position < p.table_rows {
+            let angle = position * (p.rope / 2u) + j / 2u;
+            pair = rotate(pair.x, pair.y, cos_at(angle), sin_at(angle), 0u);
+        }
         k_set(key, select(pair.x, pair.y, j % 2u == 1u));
     } else {
         let value = column - p.nope - p.rope;

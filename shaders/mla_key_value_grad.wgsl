@@ -35,7 +35,10 @@ fn main(
         let term = vec2<u32>(d_k_at(place), d_k_at(place + 1u));
         sum = select(vec2<u32>(f32_add(sum.x, term.x), f32_add(sum.y, term.y)), term, head == 0u);
     }
-    let angle = positions_at(token) * (p.rope / 2u) + j / 2u;
-    let pair = rotate(sum.x, sum.y, cos_at(angle), sin_at(angle), 1u);
-    d_k_rope_set(token * p.rope + j, select(pair.x, pair.y, j % 2u == 1u));
+    let position = positions_at(token);
+    if position < p.table_rows {
+        let angle = position * (p.rope / 2u) + j / 2u;
+        sum = rotate(sum.x, sum.y, cos_at(angle), sin_at(angle), 1u);
+    }
+    d_k_rope_set(token * p.rope + j, select(sum.x, sum.y, j % 2u == 1u));
 }

@@ -14,13 +14,14 @@ fn main(
     }
     let width = p.nope + p.rope;
     let column = i % width;
-    if column < p.nope {
+    let position = positions_at(i / (p.heads * width));
+    if column < p.nope || position >= p.table_rows {
         out_set(i, x_at(i));
         return;
     }
     let j = column - p.nope;
     let first = i - j % 2u;
-    let angle = positions_at(i / (p.heads * width)) * (p.rope / 2u) + j / 2u;
+    let angle = position * (p.rope / 2u) + j / 2u;
     let pair = rotate(x_at(first), x_at(first + 1u), cos_at(angle), sin_at(angle), p.inverse);
     out_set(i, select(pair.x, pair.y, j % 2u == 1u));
 }

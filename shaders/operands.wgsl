@@ -6,9 +6,22 @@
 //
 // A product declares the bindings `a` and `b`, `a_place(t)` and `b_place(t)` (where element t of the chain lies, counted
 // from a row's or column's first, in elements), `term_of(value)` (a factor under its model) and `left_term_of(value)` (the
-// same of `a`, or OUTSIDE for a place in the chain that has no product). Constants: TILE; PAIRS (of its elements, rounded up); those of mma.wgsl; MODEL (0: a chain of f32 fma, a term being the bits of an f32); A_CHAIN_LAST, B_CHAIN_LAST (the chain's
-// dimension is the last in memory); A_UNITS, B_UNITS (what lies side by side begins at a multiple of 16 bytes); UNIT
-// (elements in them).
+// same of `a`, or OUTSIDE for a place in the chain that has no product). What lies NOWHERE is +0: a term of the chain, or
+// one of the rows. Constants: TILE; PAIRS (of its elements, rounded up); those of mma.wgsl; MODEL (0: a chain of f32 fma, a
+// term being the bits of an f32); A_CHAIN_LAST, B_CHAIN_LAST (the chain's dimension is the last in memory); A_UNITS,
+// B_UNITS (what lies side by side begins at a multiple of 16 bytes); UNIT (elements in them).
+
+// A place that is not there.
+const NOWHERE: u32 = 0xFFFFFFFFu;
+
+fn is_there(first: u32, place: u32) -> bool {
+    return first != NOWHERE && place != NOWHERE;
+}
+
+// Where to read an element; what is read for one that is not there does not count.
+fn place_in(first: u32, place: u32) -> u32 {
+    return select(0u, first + place, is_there(first, place));
+}
 
 var<private> acc: array<array<u32, TILE>, TILE>;
 // Where each row and column begins.
@@ -62,15 +75,16 @@ fn set_right(c: u32, i: u32, value: u32, inside: bool) {
 // Terms t.. of all rows, where they lie side by side.
 fn fill_bundles(t: u32, end: u32) {
     for (var i = 0u; i < STEP; i += 1u) { // unrolled
-        let place = rows[0] + a_place(min(t + i, end - 1u));
+        let term = a_place(min(t + i, end - 1u));
+        let place = place_in(rows[0], term);
         if TILE == 8u { // decided
             let unit = a_unit(place);
             for (var j = 0u; j < PAIRS; j += 1u) { // unrolled
-                bundles[i][j] = unit[j & 3u];
+                bundles[i][j] = select(0u, unit[j & 3u], term != NOWHERE);
             }
         } else {
             for (var j = 0u; j < PAIRS; j += 1u) { // unrolled
-                bundles[i][j] = a_word(place + 2u * j);
+                bundles[i][j] = select(0u, a_word(place + 2u * j), term != NOWHERE);
             }
         }
     }
@@ -80,13 +94,14 @@ fn fill_bundles(t: u32, end: u32) {
 fn fill_left(t: u32, end: u32) {
     if A_UNITS == 0u { // decided
         for (var i = 0u; i < STEP; i += 1u) { // unrolled
-            set_left(i, a_at(rows[0] + a_place(min(t + i, end - 1u))), t + i < end);
+            let place = a_place(min(t + i, end - 1u));
+            set_left(i, a_at(place_in(rows[0], place)), t + i < end && is_there(rows[0], place));
         }
     } else if A_CHAIN_LAST == 1u { // decided
         for (var i = 0u; i < STEP; i += UNIT) { // unrolled
-            let unit = a_unit(rows[0] + select(t, t + i, t + i < end));
+            let unit = a_unit(place_in(rows[0], select(t, t + i, t + i < end)));
             for (var j = 0u; j < UNIT; j += 1u) { // unrolled
-                set_left(i + j, element(unit[j * 4u / UNIT], j), t + i + j < end);
+                set_left(i + j, element(unit[j * 4u / UNIT], j), t + i + j < end && rows[0] != NOWHERE);
             }
         }
     } else {
@@ -106,16 +121,17 @@ fn fill_left(t: u32, end: u32) {
 fn fill_right(t: u32, end: u32) {
     if B_UNITS == 1u && B_CHAIN_LAST == 0u { // decided
         for (var i = 0u; i < STEP; i += 1u) { // unrolled
-            let place = columns[0] + b_place(min(t + i, end - 1u));
+            let term = b_place(min(t + i, end - 1u));
+            let place = place_in(columns[0], term);
             var pairs: array<u32, PAIRS>;
             if TILE == 8u { // decided
                 let unit = b_unit(place);
                 for (var j = 0u; j < PAIRS; j += 1u) { // unrolled
-                    pairs[j] = unit[j & 3u];
+                    pairs[j] = select(0u, unit[j & 3u], term != NOWHERE);
                 }
             } else {
                 for (var j = 0u; j < PAIRS; j += 1u) { // unrolled
-                    pairs[j] = b_word(place + 2u * j);
+                    pairs[j] = select(0u, b_word(place + 2u * j), term != NOWHERE);
                 }
             }
             for (var c = 0u; c < TILE; c += 1u) { // unrolled
@@ -133,7 +149,8 @@ fn fill_right(t: u32, end: u32) {
                 }
             } else {
                 for (var i = 0u; i < STEP; i += 1u) { // unrolled
-                    set_right(c, i, b_at(columns[c] + b_place(min(t + i, end - 1u))), t + i < end);
+                    let place = b_place(min(t + i, end - 1u));
+                    set_right(c, i, b_at(place_in(columns[c], place)), t + i < end && place != NOWHERE);
                 }
             }
         }
@@ -154,9 +171,12 @@ fn fma_step(c: u32, start: u32, length: u32) -> u32 {
 fn chain_is_nan(begin: u32, end: u32) -> bool {
     var seen: Specials;
     for (var t = begin; t < end; t += 1u) {
-        let x = left_term_of(a_at(rows[0] + a_place(t)));
+        let a_term = a_place(t);
+        let b_term = b_place(t);
+        let x = left_term_of(select(0u, a_at(place_in(rows[0], a_term)), is_there(rows[0], a_term)));
         if x.exponent != OUTSIDE {
-            seen = with_product(seen, x, term_of(b_at(columns[0] + b_place(t))));
+            let value = select(0u, b_at(place_in(columns[0], b_term)), b_term != NOWHERE);
+            seen = with_product(seen, x, term_of(value));
         }
     }
     return seen.nan || seen.positive && seen.negative;

@@ -16,8 +16,12 @@ fn main(
     let head = (i % pairs) / p.half;
     let j = i % p.half;
     let place = token * p.columns + head * 2u * p.half + j;
-    let angle = positions_at(token) * p.half + j;
-    let pair = rotate(x_at(place), x_at(place + p.half), cos_at(angle), sin_at(angle), p.inverse);
+    var pair = vec2<u32>(x_at(place), x_at(place + p.half));
+    let position = positions_at(token);
+    if position < p.table_rows {
+        let angle = position * p.half + j;
+        pair = rotate(pair.x, pair.y, cos_at(angle), sin_at(angle), p.inverse);
+    }
     out_set(place, pair.x);
     out_set(place + p.half, pair.y);
 }

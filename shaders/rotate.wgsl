@@ -1,5 +1,7 @@
 // The rotation of a pair by an angle, or back: NUMERICS.md, "Row-wise ops". Two products and a sum each, no fma.
 
+// Where there is no position, a pair stays as it is.
+
 fn rotate(a: u32, b: u32, cosine: u32, sine: u32, inverse: u32) -> vec2<u32> {
     let s = sine ^ select(0u, SIGN, inverse == 1u);
     return vec2<u32>(f32_sub(f32_mul(a, cosine), f32_mul(b, s)), f32_add(f32_mul(b, cosine), f32_mul(a, s)));

@@ -1,4 +1,4 @@
-// The groups' offsets from their sizes. One invocation adds in order.
+// The groups' offsets from their sizes, none beyond the slots. One invocation adds in order.
 
 @compute @workgroup_size(64)
 fn main(
@@ -14,9 +14,9 @@ fn main(
     if lane == 0u {
         var offset = 0u;
         for (var expert = 0u; expert < p.experts; expert += 1u) {
-            offsets_set(expert, offset);
+            offsets_set(expert, min(offset, p.slots));
             offset += totals_at(expert);
         }
-        offsets_set(p.experts, offset);
+        offsets_set(p.experts, min(offset, p.slots));
     }
 }

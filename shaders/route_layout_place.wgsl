@@ -19,8 +19,9 @@ fn main(
             here = local_expert(choice) == expert;
         }
         let counted = count_lanes(lane, here);
-        if here {
-            let slot = next + counted.x;
+        let slot = next + counted.x;
+        // Only ids that repeat in a row could ask for more slots than there are.
+        if here && slot < p.slots {
             slot_rows_set(slot, choice / p.k);
             slot_weights_set(slot, weights_at(choice));
             row_slots_set(choice, slot);

@@ -1,4 +1,5 @@
 // Which tokens go to which rank: NUMERICS.md, "Routing". A workgroup has a rank and walks the tokens in order.
+// An id that is none of the experts belongs to no rank.
 
 @compute @workgroup_size(64)
 fn main(
@@ -19,7 +20,7 @@ fn main(
         if token < p.tokens && phase >= p.window_begin && phase < p.window_end {
             for (var n = 0u; n < p.k; n += 1u) {
                 let id = ids_at(token * p.k + n);
-                goes = goes || (id != 0xFFFFFFFFu && id / p.rank_experts == rank);
+                goes = goes || id / p.rank_experts == rank;
             }
         }
         let counted = count_lanes(lane, goes);

@@ -5,13 +5,13 @@
 var<workgroup> d: array<u32, EXPERTS>;
 var<workgroup> slope: array<u32, EXPERTS>;
 
-// The gradients of the chosen scores, into d.
+// The gradients of the chosen scores, into d. An id that is none of the experts is no choice.
 fn choices(token: u32, base: u32) {
     let p = given.scalars;
     var sum = 0u;
     for (var n = 0u; n < p.k; n += 1u) {
         let e = ids_at(token * p.k + n);
-        if e != 0xFFFFFFFFu {
+        if e < EXPERTS {
             sum = f32_add(sum, scores_at(base + e));
         }
     }
@@ -19,14 +19,14 @@ fn choices(token: u32, base: u32) {
     var dot = 0u;
     for (var n = 0u; n < p.k; n += 1u) {
         let e = ids_at(token * p.k + n);
-        if e != 0xFFFFFFFFu {
+        if e < EXPERTS {
             let dr = f32_mul(p.scale, d_weights_at(token * p.k + n));
             dot = f32_add(dot, f32_mul(dr, f32_div(scores_at(base + e), divisor)));
         }
     }
     for (var n = 0u; n < p.k; n += 1u) {
         let e = ids_at(token * p.k + n);
-        if e != 0xFFFFFFFFu {
+        if e < EXPERTS {
             let dr = f32_mul(p.scale, d_weights_at(token * p.k + n));
             d[e] = select(dr, f32_div(f32_sub(dr, dot), divisor), p.normalize == 1u);
         }

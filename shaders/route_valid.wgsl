@@ -18,7 +18,7 @@ fn main(
     for (var t = 0u; t < p.tokens; t += 1u) {
         var found = false;
         for (var n = 0u; n < p.k; n += 1u) {
-            found = found || ids_at((sequence * p.tokens + t) * p.k + n) != 0xFFFFFFFFu;
+            found = found || ids_at((sequence * p.tokens + t) * p.k + n) < p.experts;
         }
         valid += select(0u, 1u, found);
     }

@@ -7,7 +7,7 @@ var<private> sums: array<u32, 33>;
 var<private> depths: array<u32, 33>;
 var<private> height: u32;
 
-// The depth of the node that parts leaf a from leaf b, a < b.
+// The depth of the node that parts leaf a from leaf b, a < b; that of the leaf itself if they are equal.
 fn parting(lo: u32, hi: u32, a: u32, b: u32) -> u32 {
     var low = lo;
     var high = hi;
@@ -27,9 +27,9 @@ fn parting(lo: u32, hi: u32, a: u32, b: u32) -> u32 {
     return depth;
 }
 
-// Adds the topmost two while the node that parts them lies below `depth`.
+// Adds the topmost two while the node that parts them lies at `depth` (several values of one leaf) or below.
 fn merge_below(depth: u32) {
-    while height > 1u && depths[height - 1u] > depth {
+    while height > 1u && depths[height - 1u] >= depth {
         height -= 1u;
         sums[height - 1u] = f32_add(sums[height - 1u], sums[height]);
     }

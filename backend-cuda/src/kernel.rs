@@ -25,6 +25,7 @@ pub(crate) const BLOCKS: &str = include_str!("../../kernels/blocks.cuh");
 pub(crate) const CHOICES: &str = include_str!("../../kernels/choices.cuh");
 pub(crate) const EXPERTS: &str = include_str!("../../kernels/experts.cuh");
 pub(crate) const FP8_BLOCK_SCALES: &str = include_str!("../../kernels/fp8_block_scales.cuh");
+pub(crate) const GROUP_ENDS: &str = include_str!("../../kernels/group_ends.cuh");
 pub(crate) const GROUPED_GEMM_OUT: &str = include_str!("../../kernels/grouped_gemm_out.cuh");
 pub(crate) const PHILOX: &str = include_str!("../../kernels/philox.cuh");
 pub(crate) const RANKS: &str = include_str!("../../kernels/ranks.cuh");

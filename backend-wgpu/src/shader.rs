@@ -28,6 +28,7 @@ pub(crate) const CHOICES: &str = include_str!("../../shaders/choices.wgsl");
 pub(crate) const SCAN: &str = include_str!("../../shaders/scan.wgsl");
 pub(crate) const BLOCKS: &str = include_str!("../../shaders/blocks.wgsl");
 pub(crate) const INTEGERS: &str = include_str!("../../shaders/integers.wgsl");
+pub(crate) const OFFSETS: &str = include_str!("../../shaders/offsets.wgsl");
 pub(crate) const OPERANDS: &str = include_str!("../../shaders/operands.wgsl");
 pub(crate) const PHILOX: &str = include_str!("../../shaders/philox.wgsl");
 pub(crate) const ROTATE: &str = include_str!("../../shaders/rotate.wgsl");

@@ -285,10 +285,20 @@ fn multiplies_what_is_not_seen(text: String) -> String {
     text.replace("select(term.exponent, OUTSIDE, value == UNSEEN)", "select(term.exponent, ABSENT, value == UNSEEN)")
 }
 
+/// Whatever the index is but NONE.
+fn reads_any_row(text: String) -> String {
+    text.replace("if row < p.sources {", "if row != 0xFFFFFFFFu {")
+}
+
+/// A group ends where its offset says.
+fn believes_offsets(text: String) -> String {
+    text.replace("max(begin, min(offset, min(last, rows)))", "offset")
+}
+
 #[test]
 fn the_harness_passes_the_shaders_as_they_are() {
     if adapter() {
-        for problem in ["cast", "grouped_gemm_hopper"] {
+        for problem in ["cast", "gather_rows", "grouped_gemm_hopper"] {
             report(problem, |_, numerics| mutated(numerics, std::convert::identity)).unwrap();
         }
     }
@@ -333,5 +343,20 @@ fn the_harness_notices_a_shader_that_multiplies_what_a_row_does_not_see() {
             let report = report(problem, |_, numerics| mutated(numerics, multiplies_what_is_not_seen)).unwrap_err();
             assert!(report.contains("(NaN), not "), "{report}");
         }
+    }
+}
+
+#[test]
+fn the_harness_notices_a_shader_that_reads_what_lies_behind() {
+    if adapter() {
+        let report = report("gather_rows", |_, numerics| mutated(numerics, reads_any_row)).unwrap_err();
+        assert!(report.contains("elements differ"), "{report}");
+    }
+}
+
+#[test]
+fn the_harness_notices_a_shader_that_believes_offsets() {
+    if adapter() {
+        report("group_quantize_ragged", |_, numerics| mutated(numerics, believes_offsets)).unwrap_err();
     }
 }

@@ -7,7 +7,9 @@ use dropless_core::ops::{BlockFormat, Checked, GroupQuantize};
 use dropless_core::{DType, Result, Tensor};
 
 use crate::device::Gpu;
-use crate::kernel::{BLOCKS, Binding, F32, FLOAT, Kernel, Launch, PHILOX, PRELUDE, RUNS, SCAN, U32, scalars, word};
+use crate::kernel::{
+    BLOCKS, Binding, F32, FLOAT, GROUP_ENDS, Kernel, Launch, PHILOX, PRELUDE, RUNS, SCAN, U32, scalars, word,
+};
 
 const OP: &str = "group_quantize";
 
@@ -46,14 +48,14 @@ pub(crate) static AMAX: Kernel<QuantizeScalars> = Kernel::new(
 );
 
 scalars!(
-    /// Groups, and rows of a block.
-    pub(crate) struct OffsetsScalars { groups, block }
+    /// Groups, all rows, and rows of a block.
+    pub(crate) struct OffsetsScalars { groups, rows, block }
 );
 
 pub(crate) static OFFSETS: Kernel<OffsetsScalars> = Kernel::new(
     "group_quantize_offsets",
-    &[PRELUDE, SCAN, include_str!("../../../kernels/group_quantize_offsets.cu")],
-    &[Binding::read("offsets", U32), Binding::write("padded", U32)],
+    &[PRELUDE, SCAN, GROUP_ENDS, include_str!("../../../kernels/group_quantize_offsets.cu")],
+    &[Binding::read("offsets", U32), Binding::write("counted", U32), Binding::write("padded", U32)],
 );
 
 pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
@@ -92,9 +94,12 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupQuantize<'_>>) -> Result<()>
     if let Some(out) = op.amax {
         amax(gpu, op, scalars, out)?;
     }
+    // The offsets as they count, where blocks along the rows need each of them.
+    let mut counted = None;
     if let (Some(offsets), Some(padded)) = (op.offsets, padded) {
-        let scalars = OffsetsScalars { groups: word(groups), block: word(block) };
-        gpu.launch(Launch::new(&OFFSETS, scalars, &[Some(offsets), Some(padded)], 1, 32))?;
+        let scalars = OffsetsScalars { groups: word(groups), rows: word(x.rows()), block: word(block) };
+        let counted = counted.insert(gpu.alloc(DType::U32, &[groups + 1])?);
+        gpu.launch(Launch::new(&OFFSETS, scalars, &[Some(offsets), Some(counted), Some(padded)], 1, 32))?;
     }
     if op.row.is_none() && op.column.is_none() {
         return Ok(());
@@ -104,7 +109,7 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupQuantize<'_>>) -> Result<()>
     let tiles = if padded.is_some() { height / block } else { groups * group_rows.div_ceil(tile_rows) };
     let tensors = [
         Some(x),
-        op.offsets,
+        counted.as_ref().or(op.offsets),
         padded,
         op.amax,
         op.row.map(|row| row.codes),

@@ -10,15 +10,15 @@ use super::mxfp8_dequantize;
 use crate::device::Gpu;
 use crate::driver::TensorMap;
 use crate::kernel::{
-    BF16, Binding, F32, FLOAT, FP8_BLOCK_SCALES, GROUPED_GEMM_OUT, Kernel, Launch, PRELUDE, RING, SIMT_GROUPED_GEMM,
-    SM90, SM90_GROUPED_GEMM, SM90_GROUPED_GEMM_OUT, TILES, U32, scalars, word,
+    BF16, Binding, F32, FLOAT, FP8_BLOCK_SCALES, GROUP_ENDS, GROUPED_GEMM_OUT, Kernel, Launch, PRELUDE, RING,
+    SIMT_GROUPED_GEMM, SM90, SM90_GROUPED_GEMM, SM90_GROUPED_GEMM_OUT, TILES, U32, scalars, word,
 };
 
 const OP: &str = "grouped_gemm";
 
 scalars!(
-    /// Extents: outputs and the chain as tiles.cuh has them; rows to gather from.
-    pub(crate) struct GemmScalars { groups, rows, columns, chain, a_sources, b_sources }
+    /// Extents: outputs and the chain as tiles.cuh has them; rows to gather from; what the offsets are multiples of.
+    pub(crate) struct GemmScalars { groups, rows, columns, chain, a_sources, b_sources, offsets_block }
 );
 
 const fn tensors(elements: &'static [DType]) -> [Binding; 8] {
@@ -53,6 +53,7 @@ pub(crate) static SM90_BF16_GROUPED_GEMM: Kernel<GemmScalars> = Kernel::new(
         PRELUDE,
         SM90,
         RING,
+        GROUP_ENDS,
         TILES,
         GROUPED_GEMM_OUT,
         FP8_BLOCK_SCALES,
@@ -72,6 +73,7 @@ pub(crate) static SM90_E4M3_GROUPED_GEMM: Kernel<GemmScalars> = Kernel::new(
         PRELUDE,
         SM90,
         RING,
+        GROUP_ENDS,
         TILES,
         GROUPED_GEMM_OUT,
         FP8_BLOCK_SCALES,
@@ -89,6 +91,7 @@ pub(crate) static F32_GROUPED_GEMM: Kernel<GemmScalars> = Kernel::new(
     "f32_grouped_gemm",
     &[
         PRELUDE,
+        GROUP_ENDS,
         TILES,
         GROUPED_GEMM_OUT,
         FP8_BLOCK_SCALES,
@@ -238,6 +241,7 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupedGemm<'_>>, model: NumericM
         chain: word(chain),
         a_sources: word(a.elements.rows()),
         b_sources: word(b.elements.rows()),
+        offsets_block: word(op.offsets_block()),
     };
     let tensors = [
         Some(&*a.elements),

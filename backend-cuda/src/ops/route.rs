@@ -30,7 +30,7 @@ pub(crate) static TOP_K: Kernel<TopKScalars> = Kernel::new(
 
 scalars!(
     /// Extents (`tokens`: of a sequence; `blocks`: thread blocks of a sequence); `coefficient`: the bits of an f32.
-    pub(crate) struct SequenceScalars { tokens, k, blocks, coefficient }
+    pub(crate) struct SequenceScalars { tokens, k, experts, blocks, coefficient }
 );
 
 pub(crate) static BALANCE_BLOCKS: Kernel<SequenceScalars> = Kernel::new(
@@ -166,7 +166,8 @@ fn loss(gpu: &Arc<Gpu>, op: &TopK<'_>, balance: &Balance<'_>) -> Result<()> {
 
 fn sequence_scalars(balance: &Balance<'_>, k: usize, blocks: usize) -> SequenceScalars {
     let (tokens, coefficient) = (word(balance.sequence), balance.coefficient.to_bits());
-    SequenceScalars { tokens, k: word(k), blocks: word(blocks), coefficient }
+    let experts = word(balance.counts.cols());
+    SequenceScalars { tokens, k: word(k), experts, blocks: word(blocks), coefficient }
 }
 
 fn top_k_grad(gpu: &Arc<Gpu>, op: &TopKGrad<'_>) -> Result<()> {

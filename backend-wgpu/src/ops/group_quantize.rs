@@ -6,7 +6,9 @@ use dropless_core::{DType, Result, Tensor};
 use super::map::elementwise;
 use crate::buffer;
 use crate::dispatch::{Dispatch, Stream};
-use crate::shader::{BLOCKS, Binding, F32, FLOAT, FORMATS, INTEGERS, PHILOX, PRELUDE, Shader, U32, scalars, word};
+use crate::shader::{
+    BLOCKS, Binding, F32, FLOAT, FORMATS, INTEGERS, OFFSETS, PHILOX, PRELUDE, Shader, U32, scalars, word,
+};
 
 const CODES: &[DType] = &[DType::E4m3, DType::E2m1x2];
 const SCALES: &[DType] = &[DType::Ue8m0, DType::F32, DType::E4m3];
@@ -40,7 +42,7 @@ pub(crate) static ROWS: Shader<QuantizeScalars> = Shader::new(
 
 pub(crate) static COLUMNS: Shader<QuantizeScalars> = Shader::new(
     "group_quantize_columns",
-    &[PRELUDE, FORMATS, BLOCKS, include_str!("../../../shaders/group_quantize_columns.wgsl")],
+    &[PRELUDE, FORMATS, OFFSETS, BLOCKS, include_str!("../../../shaders/group_quantize_columns.wgsl")],
     &[
         Binding::read("x", FLOAT),
         Binding::read("offsets", U32).optional(),
@@ -63,13 +65,13 @@ pub(crate) static SQUARE_SCALES: Shader<QuantizeScalars> = Shader::new(
 .constants(&["FORMAT", "OPTION"]);
 
 scalars!(
-    /// `elements` is 1.
-    pub(crate) struct OffsetsScalars { elements, groups, block }
+    /// Extents; `elements` is 1.
+    pub(crate) struct OffsetsScalars { elements, groups, rows, block }
 );
 
-pub(crate) static OFFSETS: Shader<OffsetsScalars> = Shader::new(
+pub(crate) static PADDED_OFFSETS: Shader<OffsetsScalars> = Shader::new(
     "group_quantize_offsets",
-    &[include_str!("../../../shaders/group_quantize_offsets.wgsl")],
+    &[OFFSETS, include_str!("../../../shaders/group_quantize_offsets.wgsl")],
     &[Binding::read("offsets", U32), Binding::write("padded", U32)],
 );
 
@@ -175,8 +177,9 @@ impl Quantize<'_> {
         let transposed = matches!(self.op.format, BlockFormat::Fp8Block { .. });
         let padded = self.op.offsets.is_some();
         if let (Some(offsets), Some(out)) = (self.op.offsets, column.offsets) {
-            let scalars = OffsetsScalars { elements: 1, groups: self.scalars.groups, block: word(block) };
-            self.stream.dispatch(Dispatch::new(&OFFSETS, scalars, &[Some(offsets), Some(out)], 1))?;
+            let scalars =
+                OffsetsScalars { elements: 1, groups: self.scalars.groups, rows: word(x.rows()), block: word(block) };
+            self.stream.dispatch(Dispatch::new(&PADDED_OFFSETS, scalars, &[Some(offsets), Some(out)], 1))?;
         }
         // As many blocks as the rows can have in the worst case.
         let padded_rows = if transposed { column.codes.cols() } else { column.codes.rows() };

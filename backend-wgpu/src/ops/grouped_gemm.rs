@@ -9,10 +9,11 @@ use dropless_core::{DType, NumericModel, Result, Tensor};
 use super::chains::{Chains, SIDE, aligned, tile};
 use super::mxfp8_dequantize;
 use crate::dispatch::{Dispatch, Stream};
-use crate::shader::{Binding, FLOAT, FORMATS, MMA, OPERANDS, PRELUDE, Shader, U32, scalars, word};
+use crate::shader::{Binding, FLOAT, FORMATS, MMA, OFFSETS, OPERANDS, PRELUDE, Shader, U32, scalars, word};
 
 scalars!(
-    /// Extents, and the distances between neighbours in memory, in elements.
+    /// Extents, and the distances between neighbours in memory, in elements; rows to gather from; what offsets count up
+    /// to, and in steps of what.
     pub(crate) struct GemmScalars {
         groups,
         rows,
@@ -30,12 +31,16 @@ scalars!(
         b_scale_columns,
         a_gathered,
         b_gathered,
+        a_sources,
+        b_sources,
+        offsets_end,
+        offsets_block,
     }
 );
 
 pub(crate) static GROUPED_GEMM: Shader<GemmScalars> = Shader::new(
     "grouped_gemm",
-    &[PRELUDE, FORMATS, MMA, OPERANDS, include_str!("../../../shaders/grouped_gemm.wgsl")],
+    &[PRELUDE, FORMATS, OFFSETS, MMA, OPERANDS, include_str!("../../../shaders/grouped_gemm.wgsl")],
     &[
         Binding::read_units("a", &[DType::F32, DType::Bf16, DType::E4m3]),
         Binding::read("a_gather", U32),
@@ -134,6 +139,10 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
         b_scale_columns: word(b_scale_columns),
         a_gathered: u32::from(a.gather.is_some()),
         b_gathered: u32::from(b.gather.is_some()),
+        a_sources: word(a.elements.rows()),
+        b_sources: word(b.elements.rows()),
+        offsets_end: word(product.ragged_extent()),
+        offsets_block: word(op.offsets_block()),
     };
     let chains = Chains {
         dtype: a.elements.dtype(),

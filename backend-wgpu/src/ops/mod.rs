@@ -27,7 +27,7 @@ pub(crate) fn all() -> Vec<&'static Program> {
         &copy::COPY.program,
         &group_quantize::AMAX.program,
         &group_quantize::COLUMNS.program,
-        &group_quantize::OFFSETS.program,
+        &group_quantize::PADDED_OFFSETS.program,
         &group_quantize::ROWS.program,
         &group_quantize::SQUARE_SCALES.program,
         &grouped_gemm::GROUPED_GEMM.program,

@@ -16,7 +16,7 @@ pub(crate) static TOP_K: Shader<TopKScalars> =
 
 scalars!(
     /// Extents (`tokens`: of a sequence); `coefficient`: the bits of an f32.
-    pub(crate) struct BalanceScalars { sequences, tokens, k, coefficient }
+    pub(crate) struct BalanceScalars { sequences, tokens, k, experts, coefficient }
 );
 
 pub(crate) static SEQUENCES: Shader<BalanceScalars> = Shader::new(
@@ -102,9 +102,9 @@ fn top_k(stream: &Stream, op: &TopK<'_>) -> Result<()> {
 }
 
 fn sequences(balance: &Balance<'_>, k: usize) -> (usize, BalanceScalars) {
-    let sequences = balance.counts.rows();
+    let (sequences, experts) = (balance.counts.rows(), word(balance.counts.cols()));
     let (tokens, coefficient) = (word(balance.sequence), balance.coefficient.to_bits());
-    (sequences, BalanceScalars { sequences: word(sequences), tokens, k: word(k), coefficient })
+    (sequences, BalanceScalars { sequences: word(sequences), tokens, k: word(k), experts, coefficient })
 }
 
 fn top_k_grad(stream: &Stream, op: &TopKGrad<'_>) -> Result<()> {

@@ -2,6 +2,7 @@
 //!
 //! The output is cut into tiles that lie in one group each; a thread computes a tile from zero in a buffer of its own
 //! and stores it, rounded or added, at the end. No chain is ever cut, so the tiles do not show in the bits.
+//! A gathered row that is not there is a row of +0.
 
 mod operand;
 
@@ -27,11 +28,10 @@ struct Tile<'a, T> {
 pub(super) fn run(op: &Checked<GroupedGemm<'_>>, model: NumericModel, simd: Simd) -> Result<()> {
     let product = op.product();
     let offsets = input(OP, op.offsets)?;
-    let rows = if product.ragged_chain() { product.k } else { product.m };
-    let groups = Groups::new(offsets.u32(), rows)?;
+    let groups = Groups::new(offsets.u32(), product.ragged_extent(), op.offsets_block());
     let [a, b] = product.sides;
-    let a = Factor::load("a", op.a, a, &groups, model)?;
-    let b = Factor::load("b", op.b, b, &groups, model)?;
+    let a = Factor::load(op.a, a, &groups, model)?;
+    let b = Factor::load(op.b, b, &groups, model)?;
     let work = Work { product, a, b, groups, model, simd, accumulate: op.accumulate };
     match output(OP, op.out)?.floats() {
         FloatsMut::F32(out) => work.run(out),
@@ -45,7 +45,7 @@ struct Work<'a> {
     product: Product,
     a: Factor<'a>,
     b: Factor<'a>,
-    groups: Groups<'a>,
+    groups: Groups,
     model: NumericModel,
     simd: Simd,
     accumulate: bool,
@@ -84,12 +84,7 @@ const SMALLEST: [usize; 2] = [32, 64];
 /// Tiles that each thread should have at least, so that none waits long for the last.
 const TILES_PER_THREAD: usize = 4;
 
-fn tiles<'a, T>(
-    mut out: &'a mut [T],
-    cols: usize,
-    groups: &Groups<'_>,
-    rows: impl Fn(usize) -> usize,
-) -> Vec<Tile<'a, T>> {
+fn tiles<'a, T>(mut out: &'a mut [T], cols: usize, groups: &Groups, rows: impl Fn(usize) -> usize) -> Vec<Tile<'a, T>> {
     let mut tiles = Vec::new();
     if cols == 0 {
         return tiles;

@@ -9,7 +9,6 @@ mod group_quantize;
 mod grouped_gemm;
 mod map;
 mod memory;
-mod offsets;
 mod product;
 mod route;
 mod simd;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::arguments::{op, queued, tensors};
-use super::{Arg, Checked, DType, FLOAT, Values, distinct, number};
+use super::{Arg, Checked, DType, FLOAT, Values, distinct, number, offsets};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
 use crate::launch::word;
@@ -82,7 +82,7 @@ tensors!(ColumnBlocks: tensor(codes, scales, offsets));
 /// Quantizes ragged groups of rows, or a stack of matrices, row-wise, column-wise or both in one pass.
 ///
 /// # Shape
-/// x: f32 or bf16, `[rows, cols]` with u32 offsets `[groups + 1]`, or `[groups, n, k]` without. `square` needs stacked
+/// x: f32 or bf16, `[rows, cols]` with u32 offsets `[groups + 1]` (as those of [`super::GroupedGemm`]), or `[groups, n, k]` without. `square` needs stacked
 /// matrices. Column-wise NVFP4 is not defined. amax: f32 `[1]`, written, for NVFP4 only.
 ///
 /// # Numerics
@@ -254,7 +254,10 @@ impl<'a> GroupQuantize<'a> {
     pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
         let x = Values::read(memory, self.x)?.floats();
         let groups = match Values::read_opt(memory, self.offsets)? {
-            Some(offsets) => offsets.words().windows(2).map(|of| of[0] as usize..of[1] as usize).collect(),
+            Some(offsets) => {
+                let counted = offsets::counted(&offsets.words(), self.x.rows(), 1);
+                counted.windows(2).map(|of| of[0]..of[1]).collect()
+            }
             None => {
                 let n = self.x.shape()[1];
                 (0..self.x.shape()[0]).map(|g| g * n..(g + 1) * n).collect()

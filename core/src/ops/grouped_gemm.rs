@@ -10,7 +10,7 @@ pub use product::{Product, Ragged, Side};
 use std::ops::Range;
 
 use super::arguments::{Access, Field, FieldName, Use, View, op, queued};
-use super::{Arg, Checked, DType, FLOAT, Values, distinct, number};
+use super::{Arg, Checked, DType, FLOAT, Values, distinct, number, offsets};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
 use crate::numerics::{NumericModel, bf16, e4m3, mma, ue8m0};
@@ -40,8 +40,8 @@ pub enum GemmKind {
 /// One factor of a product.
 #[derive(Clone, Copy, Debug)]
 pub enum Operand<'a> {
-    /// f32 or bf16. With `gather` (u32), row r is row `gather[r]` of the tensor; [`super::NONE`] does not occur within a
-    /// group. Only ragged operands gather: a in every kind, b in `Wgrad`.
+    /// f32 or bf16. With `gather` (u32), row r is row `gather[r]` of the tensor, a row of +0 where it has no such row.
+    /// Only ragged operands gather: a in every kind, b in `Wgrad`.
     Plain {
         /// The values.
         values: &'a Tensor,
@@ -136,7 +136,8 @@ impl<'a> Field<'a> for Operand<'a> {
 /// # Shape
 /// See [`GemmKind`]; `offsets` is u32 `[groups + 1]`, ascending from 0: group g has the rows
 /// `offsets[g] .. offsets[g + 1]`. Rows from `offsets[groups]` on are neither read nor written. For quantized operands
-/// of `Wgrad` the offsets are those of the padded buffer ([`super::ColumnBlocks::offsets`]).
+/// of `Wgrad` the offsets are those of the padded buffer ([`super::ColumnBlocks::offsets`]). How offsets count that are
+/// none of these: NUMERICS.md, "Indices from the device".
 ///
 /// # Numerics
 /// f32 operands follow the `F32` model. bf16 and MXFP8 operands follow the backend's model (MXFP8 elements become
@@ -169,6 +170,15 @@ const OP: &str = "grouped_gemm";
 queued!(GroupedGemm, named OP, by grouped_gemm);
 
 impl<'a> GroupedGemm<'a> {
+    /// What the offsets are multiples of: column-wise blocks begin anew with each group.
+    pub fn offsets_block(&self) -> usize {
+        match (self.kind, self.a) {
+            (GemmKind::Wgrad, Operand::Mxfp8 { .. }) => 32,
+            (GemmKind::Wgrad, Operand::Fp8Block { .. }) => 128,
+            _ => 1,
+        }
+    }
+
     /// The product that the shapes of `out`, `a` and `offsets` make.
     pub fn product(&self) -> Product {
         let groups = self.offsets.len().saturating_sub(1);
@@ -238,13 +248,15 @@ impl<'a> GroupedGemm<'a> {
 
     /// The specification.
     pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
-        let Product { groups, m, n, k, sides, .. } = self.product();
-        let offsets = Values::read(memory, self.offsets)?;
+        let product = self.product();
+        let Product { groups, m, n, k, sides, .. } = product;
+        let offsets = Values::read(memory, self.offsets)?.words();
+        let offsets = offsets::counted(&offsets, product.ragged_extent(), self.offsets_block());
         let [a, b] =
             [(self.a, sides[0]), (self.b, sides[1])].map(|(operand, side)| Factor::read(memory, operand, side));
         let (a, b, mut out) = (a?, b?, Values::read(memory, self.out)?);
         for group in 0..groups {
-            let members = offsets.word(group) as usize..offsets.word(group + 1) as usize;
+            let members = offsets[group]..offsets[group + 1];
             let (rows, chain, first) = match self.kind {
                 GemmKind::Forward | GemmKind::Dgrad => (members, 0..k, 0),
                 GemmKind::Wgrad => (0..m, members, group * m),
@@ -344,14 +356,19 @@ impl<'a> Factor<'a> {
     fn line(&self, group: usize, i: usize, chain: &Range<usize>) -> Line {
         match self {
             Factor::Plain { side, values, gather } => {
+                let (sources, chain) = (values.rows(), chain.clone());
+                let source = |row: usize, gather: &Values<'_>| {
+                    Some(gather.word(row) as usize).filter(|&source| source < sources)
+                };
+                // A gathered row that is not there is a row of +0.
                 let place = |t: usize| match (gather, side.ragged) {
-                    (Some(gather), Ragged::Rows) => side.place(group, gather.word(i) as usize, t),
-                    (Some(gather), Ragged::Chain) => side.place(group, i, gather.word(t) as usize),
-                    _ => side.place(group, i, t),
+                    (Some(gather), Ragged::Rows) => source(i, gather).map(|row| side.place(group, row, t)),
+                    (Some(gather), Ragged::Chain) => source(t, gather).map(|row| side.place(group, i, row)),
+                    _ => Some(side.place(group, i, t)),
                 };
                 match values.dtype() {
-                    DType::F32 => Line::F32(chain.clone().map(|t| values.float(place(t))).collect()),
-                    _ => Line::Bf16(chain.clone().map(|t| values.bf16(place(t))).collect()),
+                    DType::F32 => Line::F32(chain.map(|t| place(t).map_or(0.0, |at| values.float(at))).collect()),
+                    _ => Line::Bf16(chain.map(|t| place(t).map_or(0, |at| values.bf16(at))).collect()),
                 }
             }
             Factor::Mxfp8 { side, codes, scales } => Line::Mxfp8(

@@ -10,6 +10,7 @@ mod group_quantize;
 mod grouped_gemm;
 mod map;
 mod offload;
+pub(crate) mod offsets;
 mod route;
 mod values;
 
@@ -21,7 +22,6 @@ pub use group_quantize::{BlockFormat, ColumnBlocks, GroupQuantize, RowBlocks};
 pub use grouped_gemm::{GemmKind, GroupedGemm, Operand, Product, Ragged, Side};
 pub use map::*;
 pub use offload::Offload;
-pub(crate) use route::known;
 pub use route::{Balance, Layout, NONE, Plan, Route, Score, TopK, TopKGrad, Window};
 
 use values::Values;

@@ -33,6 +33,10 @@ impl<'a> Values<'a> {
         self.tensor.dtype()
     }
 
+    pub(super) fn rows(&self) -> usize {
+        self.tensor.rows()
+    }
+
     pub(super) fn cols(&self) -> usize {
         self.tensor.cols()
     }

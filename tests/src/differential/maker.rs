@@ -7,6 +7,7 @@
 use std::fmt::{self, Debug};
 use std::slice;
 
+use dropless_core::ops::NONE;
 use dropless_core::{Backend, DType, Memory, NumericModel, Result, Tensor};
 use proptest::prelude::*;
 
@@ -134,6 +135,21 @@ impl<'a> Maker<'a> {
     /// A tensor of integers.
     pub fn integers(&mut self, shape: &[usize], values: &[u32]) -> Tensor {
         self.with_bytes(DType::U32, shape, bytemuck::cast_slice(values))
+    }
+
+    /// Now and then lets some indices (or counts) out of their range, which ends before `end`, and some repeat another.
+    pub fn stray(&mut self, values: &mut [u32], end: usize) {
+        if !self.flag() {
+            return;
+        }
+        for i in 0..values.len() {
+            if self.random.below(4) == 0 {
+                let near = end as u32 + self.random.below(3) as u32;
+                let any =
+                    [near, near, NONE, NONE - 1, 100u32.wrapping_neg(), 1 << 31, values[self.random.below(i + 1)]];
+                values[i] = any[self.random.below(any.len())];
+            }
+        }
     }
 
     /// A tensor of given elements.

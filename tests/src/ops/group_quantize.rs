@@ -76,6 +76,7 @@ fn ragged(m: &mut Maker<'_>) {
     }
     let rows = offsets[groups] as usize + m.below(4);
     let x = input(m, &[rows, cols]);
+    m.stray(&mut offsets, rows + 1);
     let offsets = m.integers(&[groups + 1], &offsets);
     let padded = GroupQuantize::padded_rows(format, rows, groups) + block * m.below(2);
     let codes = m.output("codes", code, &[rows, if nvfp4 { cols / 2 } else { cols }]);

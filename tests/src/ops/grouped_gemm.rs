@@ -62,7 +62,8 @@ fn factor(m: &mut Maker<'_>, format: Format, side: Side, gather: bool) -> Factor
             let dtype = if format == Format::F32 { DType::F32 } else { DType::Bf16 };
             if gather {
                 let sources = 7;
-                let index: Vec<u32> = (0..shape[0]).map(|_| m.random.below(sources) as u32).collect();
+                let mut index: Vec<u32> = (0..shape[0]).map(|_| m.random.below(sources) as u32).collect();
+                m.stray(&mut index, sources);
                 (m.tensor(dtype, &[sources, shape[1]]), Some(m.integers(&[shape[0]], &index)))
             } else {
                 (m.tensor(dtype, &shape), None)
@@ -112,6 +113,7 @@ fn product(m: &mut Maker<'_>) {
     let gather = m.flag() && block == 1;
     let a = factor(m, format, a, gather);
     let b = factor(m, format, b, gather && product.ragged_chain());
+    m.stray(&mut offsets, rows + 1);
     let offsets = m.integers(&[groups + 1], &offsets);
     let accumulate = m.flag();
     let out = if accumulate {

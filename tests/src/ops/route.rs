@@ -8,10 +8,14 @@ use dropless_core::{DType, Tensor};
 
 use crate::differential::{Maker, Problem};
 
-pub(crate) const PROBLEMS: [Problem; 3] =
-    [Problem::new("top_k", top_k), Problem::new("plan", plan), Problem::new("layout", layout)];
+pub(crate) const PROBLEMS: [Problem; 4] = [
+    Problem::new("top_k", top_k),
+    Problem::new("top_k_grad", top_k_grad),
+    Problem::new("plan", plan),
+    Problem::new("layout", layout),
+];
 
-/// `tokens` rows of k distinct experts; some rows are padding.
+/// `tokens` rows of k experts, distinct but for those that stray; some rows are padding.
 fn ids(m: &mut Maker<'_>, tokens: usize, k: usize, experts: usize) -> Vec<u32> {
     let mut ids = Vec::new();
     for _ in 0..tokens {
@@ -22,6 +26,7 @@ fn ids(m: &mut Maker<'_>, tokens: usize, k: usize, experts: usize) -> Vec<u32> {
             ids.push(if padding { NONE } else { id });
         }
     }
+    m.stray(&mut ids, experts);
     ids
 }
 
@@ -96,6 +101,37 @@ fn top_k(m: &mut Maker<'_>) {
     );
 }
 
+/// The gradient for choices of any kind.
+fn top_k_grad(m: &mut Maker<'_>) {
+    let experts = m.one_of(&[1, 5, 17, 64]);
+    let k = 1 + m.below(experts.min(8));
+    let sequence = 1 + m.below(150);
+    let sequences = 1 + m.below(3);
+    let tokens = sequence * sequences;
+    let score = m.one_of(&[Score::Sigmoid, Score::Softmax]);
+    let (normalize, scale) = (m.flag(), m.one_of(&[1.0, 2.5]));
+    let ids = ids(m, tokens, k, experts);
+    let ids = m.integers(&[tokens, k], &ids);
+    let (scores, d_weights) = (m.tensor(DType::F32, &[tokens, experts]), m.tensor(DType::F32, &[tokens, k]));
+    let loads: Vec<u32> = (0..sequences * experts).map(|_| m.random.below(sequence * k + 1) as u32).collect();
+    let (loads, loss) = (m.integers(&[sequences, experts], &loads), m.tensor(DType::F32, &[sequences]));
+    let balance = m.flag().then_some(Balance { coefficient: 1e-3, sequence, counts: &loads, loss: &loss });
+    let d_logits = m.output("d_logits", DType::F32, &[tokens, experts]);
+    m.run(
+        Route::TopKGrad(TopKGrad {
+            scores: &scores,
+            ids: &ids,
+            d_weights: &d_weights,
+            score,
+            normalize,
+            scale,
+            balance,
+            d_logits: &d_logits,
+        }),
+        Route::run,
+    );
+}
+
 fn plan(m: &mut Maker<'_>) {
     let (experts, period) = (1 + m.below(40), m.extent(150));
     let k = 1 + m.below(experts.min(8));
@@ -123,7 +159,8 @@ fn layout(m: &mut Maker<'_>) {
     let rows = chunks * capacity;
     let ids = ids(m, rows, k, experts);
     let ids = m.integers(&[chunks, capacity, k], &ids);
-    let counts: Vec<u32> = (0..chunks).map(|_| m.random.below(capacity + 1) as u32).collect();
+    let mut counts: Vec<u32> = (0..chunks).map(|_| m.random.below(capacity + 1) as u32).collect();
+    m.stray(&mut counts, capacity + 1);
     let counts = m.integers(&[chunks], &counts);
     let weights = m.tensor(DType::F32, &[chunks, capacity, k]);
     let slots = rows * k.min(local) + m.below(4);

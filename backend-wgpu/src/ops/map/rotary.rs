@@ -1,16 +1,16 @@
 //! Rotary embedding, and the assembly of latent attention.
 
-use dropless_core::Result;
 use dropless_core::launch::Program;
 use dropless_core::ops::{Mla, MlaGrad, MlaShape, Rotary};
+use dropless_core::{Result, Tensor};
 
 use super::{RowWise, elements};
 use crate::dispatch::Stream;
 use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, ROTATE, Shader, U32, scalars, word};
 
 scalars!(
-    /// `elements`: pairs; `half`: pairs of a head.
-    pub(crate) struct RotaryScalars { elements, columns, half, inverse }
+    /// `elements`: pairs; `half`: pairs of a head; `table_rows`: positions in the tables.
+    pub(crate) struct RotaryScalars { elements, columns, half, table_rows, inverse }
 );
 
 pub(crate) static ROTARY: Shader<RotaryScalars> = Shader::new(
@@ -26,8 +26,8 @@ pub(crate) static ROTARY: Shader<RotaryScalars> = Shader::new(
 );
 
 scalars!(
-    /// Extents; `elements`: all queries.
-    pub(crate) struct QueryScalars { elements, heads, nope, rope, inverse }
+    /// Extents; `elements`: all queries; `table_rows`: positions in the tables.
+    pub(crate) struct QueryScalars { elements, heads, nope, rope, table_rows, inverse }
 );
 
 pub(crate) static MLA_QUERY: Shader<QueryScalars> = Shader::new(
@@ -43,8 +43,8 @@ pub(crate) static MLA_QUERY: Shader<QueryScalars> = Shader::new(
 );
 
 scalars!(
-    /// Extents; `elements`: what is written.
-    pub(crate) struct KeyValueScalars { elements, heads, nope, rope, v }
+    /// Extents; `elements`: what is written; `table_rows`: positions in the tables.
+    pub(crate) struct KeyValueScalars { elements, heads, nope, rope, v, table_rows }
 );
 
 pub(crate) static MLA_KEY_VALUE: Shader<KeyValueScalars> = Shader::new(
@@ -84,6 +84,7 @@ impl RowWise for Rotary<'_> {
             elements: word(pairs),
             columns: word(self.x.cols()),
             half: word(self.cos.cols()),
+            table_rows: word(self.cos.rows()),
             inverse: u32::from(self.inverse),
         };
         let tensors = [Some(self.x), Some(self.positions), Some(self.cos), Some(self.sin), Some(self.out)];
@@ -91,15 +92,16 @@ impl RowWise for Rotary<'_> {
     }
 }
 
-fn queries(shape: MlaShape, count: usize, inverse: bool) -> QueryScalars {
+fn queries(shape: MlaShape, count: usize, cos: &Tensor, inverse: bool) -> QueryScalars {
     let MlaShape { heads, nope, rope, .. } = shape;
-    let inverse = u32::from(inverse);
-    QueryScalars { elements: word(count), heads: word(heads), nope: word(nope), rope: word(rope), inverse }
+    let (table_rows, inverse) = (word(cos.rows()), u32::from(inverse));
+    QueryScalars { elements: word(count), heads: word(heads), nope: word(nope), rope: word(rope), table_rows, inverse }
 }
 
-fn keys_and_values(shape: MlaShape, count: usize) -> KeyValueScalars {
+fn keys_and_values(shape: MlaShape, count: usize, cos: &Tensor) -> KeyValueScalars {
     let MlaShape { heads, nope, rope, v } = shape;
-    KeyValueScalars { elements: word(count), heads: word(heads), nope: word(nope), rope: word(rope), v: word(v) }
+    let [heads, nope, rope, v] = [heads, nope, rope, v].map(word);
+    KeyValueScalars { elements: word(count), heads, nope, rope, v, table_rows: word(cos.rows()) }
 }
 
 impl RowWise for Mla<'_> {
@@ -109,10 +111,10 @@ impl RowWise for Mla<'_> {
         let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
         let count = self.q.len();
         let tensors = [Some(self.q_in), positions, cos, sin, Some(self.q)];
-        elements(stream, &MLA_QUERY, &tensors, queries(self.shape, count, false), count)?;
+        elements(stream, &MLA_QUERY, &tensors, queries(self.shape, count, self.cos, false), count)?;
         let count = self.k.len() + self.v.len();
         let tensors = [Some(self.kv), Some(self.k_rope), positions, cos, sin, Some(self.k), Some(self.v)];
-        elements(stream, &MLA_KEY_VALUE, &tensors, keys_and_values(self.shape, count), count)
+        elements(stream, &MLA_KEY_VALUE, &tensors, keys_and_values(self.shape, count, self.cos), count)
     }
 }
 
@@ -123,9 +125,9 @@ impl RowWise for MlaGrad<'_> {
         let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
         let count = self.d_q.len();
         let tensors = [Some(self.d_q), positions, cos, sin, Some(self.d_q_in)];
-        elements(stream, &MLA_QUERY, &tensors, queries(self.shape, count, true), count)?;
+        elements(stream, &MLA_QUERY, &tensors, queries(self.shape, count, self.cos, true), count)?;
         let count = self.d_kv.len() + self.d_k_rope.len();
         let tensors = [Some(self.d_k), Some(self.d_v), positions, cos, sin, Some(self.d_kv), Some(self.d_k_rope)];
-        elements(stream, &MLA_KEY_VALUE_GRAD, &tensors, keys_and_values(self.shape, count), count)
+        elements(stream, &MLA_KEY_VALUE_GRAD, &tensors, keys_and_values(self.shape, count, self.cos), count)
     }
 }

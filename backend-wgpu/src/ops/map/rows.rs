@@ -9,8 +9,8 @@ use crate::dispatch::Stream;
 use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, Shader, TREE, U32, scalars, word};
 
 scalars!(
-    /// Extents.
-    pub(crate) struct GatherRowsScalars { elements, columns }
+    /// Extents; `sources`: the rows of x.
+    pub(crate) struct GatherRowsScalars { elements, columns, sources }
 );
 
 pub(crate) static GATHER_ROWS: Shader<GatherRowsScalars> = Shader::new(
@@ -24,8 +24,8 @@ pub(crate) static GATHER_ROWS: Shader<GatherRowsScalars> = Shader::new(
 );
 
 scalars!(
-    /// Extents, the leaves of the tree, and the rows to write within each period.
-    pub(crate) struct CombineScalars { elements, columns, k, leaf_begin, leaf_end, window_period, window_begin, window_end }
+    /// Extents, the leaves of the tree, and the rows to write within each period; `slots`: the rows of x.
+    pub(crate) struct CombineScalars { elements, columns, slots, k, leaf_begin, leaf_end, window_period, window_begin, window_end }
 );
 
 pub(crate) static COMBINE: Shader<CombineScalars> = Shader::new(
@@ -57,7 +57,8 @@ impl RowWise for GatherRows<'_> {
 
     fn queue(&self, stream: &Stream) -> Result<()> {
         let count = self.out.len();
-        let scalars = GatherRowsScalars { elements: word(count), columns: word(self.x.cols()) };
+        let scalars =
+            GatherRowsScalars { elements: word(count), columns: word(self.x.cols()), sources: word(self.x.rows()) };
         elements(stream, &GATHER_ROWS, &[Some(self.x), Some(self.index), Some(self.out)], scalars, count)
     }
 }
@@ -71,6 +72,7 @@ impl RowWise for Combine<'_> {
         let scalars = CombineScalars {
             elements: word(count),
             columns: word(self.out.cols()),
+            slots: word(self.x.rows()),
             k: word(self.slots.cols()),
             leaf_begin: word(self.leaves.0),
             leaf_end: word(self.leaves.1),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::OP;
 use crate::error::{Error, Result};
-use crate::host::offsets;
+use crate::ops::offsets;
 
 /// The rows of the groups, one group after another: group g has the rows `0[g]..0[g + 1]`, from row 0 on.
 pub(super) struct Groups(Vec<usize>);
@@ -18,10 +18,9 @@ pub(super) struct Block {
 }
 
 impl Groups {
-    /// Those of checked offsets.
-    pub(super) fn ragged(offsets: &[u32], rows: usize) -> Result<Groups> {
-        offsets::check(OP, offsets, rows)?;
-        Ok(Groups(offsets.iter().map(|&o| o as usize).collect()))
+    /// Those that the offsets name.
+    pub(super) fn ragged(offsets: &[u32], rows: usize) -> Groups {
+        Groups(offsets::counted(offsets, rows, 1))
     }
 
     /// `groups` groups of `rows` rows each.

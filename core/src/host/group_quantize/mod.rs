@@ -22,7 +22,7 @@ pub(super) fn run(op: &Checked<GroupQuantize<'_>>, simd: Simd) -> Result<()> {
     let values = memory::input(OP, op.x)?;
     let offsets = memory::input_opt(OP, op.offsets)?;
     let groups = match &offsets {
-        Some(offsets) => Groups::ragged(offsets.u32(), op.x.rows())?,
+        Some(offsets) => Groups::ragged(offsets.u32(), op.x.rows()),
         None => Groups::stacked(op.x.shape()[0], op.x.shape()[1]),
     };
     let x = Source { values: values.floats(), cols: op.x.cols(), simd };

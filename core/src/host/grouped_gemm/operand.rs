@@ -6,25 +6,24 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::OP;
-use crate::error::{Result, ensure};
+use crate::error::Result;
+use crate::host::Simd;
 use crate::host::memory::{Floats, Input, input, input_opt};
 use crate::host::product::{Axis, Elements, Matrix, product};
-use crate::host::{Simd, offsets};
 use crate::numerics::{NumericModel, bf16, e4m3, mma, ue8m0};
-use crate::ops::{Operand, Ragged, Side};
+use crate::ops::{Operand, Ragged, Side, offsets};
 
 /// Elements along the chain that share an MXFP8 scale.
 const MX_BLOCK: usize = 32;
 /// Elements along the chain (and rows of a weight) that share an FP8-block scale.
 const FP8_BLOCK: usize = 128;
 
-/// The checked offsets.
-pub(super) struct Groups<'a>(&'a [u32]);
+/// The offsets as they count.
+pub(super) struct Groups(Vec<usize>);
 
-impl<'a> Groups<'a> {
-    pub(super) fn new(offsets: &'a [u32], rows: usize) -> Result<Self> {
-        offsets::check(OP, offsets, rows)?;
-        Ok(Groups(offsets))
+impl Groups {
+    pub(super) fn new(offsets: &[u32], rows: usize, block: usize) -> Self {
+        Groups(offsets::counted(offsets, rows, block))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -32,24 +31,12 @@ impl<'a> Groups<'a> {
     }
 
     pub(super) fn rows(&self, group: usize) -> Range<usize> {
-        self.0[group] as usize..self.0[group + 1] as usize
+        self.0[group]..self.0[group + 1]
     }
 
     /// Rows in all groups.
     fn total(&self) -> usize {
-        self.0[self.len()] as usize
-    }
-
-    /// Quantized columns need groups that start at a block.
-    fn aligned(&self, block: usize) -> Result<()> {
-        let odd = (0..=self.len()).find(|&i| !(self.0[i] as usize).is_multiple_of(block));
-        ensure(
-            odd.is_none(),
-            OP,
-            "offsets",
-            || format!("multiples of {block}, as the quantized columns are padded"),
-            || odd.map_or_else(String::new, |i| format!("offsets[{i}] = {}", self.0[i])),
-        )
+        self.0[self.len()]
     }
 }
 
@@ -59,8 +46,10 @@ enum Values<'a> {
         values: Input<'a>,
         gather: Option<Input<'a>>,
     },
-    /// MXFP8 as bf16.
-    Dequantized(Vec<u16>),
+    /// Rows gathered beforehand, as some are not there.
+    Zeroed(Vec<f32>),
+    /// The same of bf16, and MXFP8 as bf16.
+    Bf16(Vec<u16>),
     /// MXFP8 for a matrix unit that takes scales.
     Mxfp8 {
         codes: Input<'a>,
@@ -79,46 +68,32 @@ pub(super) struct Factor<'a> {
 }
 
 impl<'a> Factor<'a> {
-    /// Locks the operand and checks its row indices.
-    pub(super) fn load(
-        field: &'static str,
-        operand: Operand<'a>,
-        mut side: Side,
-        groups: &Groups<'_>,
-        model: NumericModel,
-    ) -> Result<Self> {
+    /// Locks the operand.
+    pub(super) fn load(operand: Operand<'a>, mut side: Side, groups: &Groups, model: NumericModel) -> Result<Self> {
         let values = match operand {
             Operand::Plain { values, gather } => {
-                let gather = input_opt(OP, gather)?;
-                if let Some(index) = &gather {
-                    let (index, rows) = (index.u32(), values.rows());
-                    let wild = (0..groups.total()).find(|&i| index[i] as usize >= rows);
-                    ensure(
-                        wild.is_none(),
-                        OP,
-                        "gather",
-                        || format!("below {rows}, the rows of {field}"),
-                        || wild.map_or_else(String::new, |i| format!("gather[{i}] = {}", index[i])),
-                    )?;
+                let (cols, rows) = (values.cols(), values.rows());
+                let (values, gather) = (input(OP, values)?, input_opt(OP, gather)?);
+                let index = gather.as_ref().map_or(&[][..], |index| &index.u32()[..groups.total()]);
+                if index.iter().all(|&row| (row as usize) < rows) {
+                    Values::Plain { values, gather }
+                } else {
+                    match values.floats() {
+                        Floats::F32(values) => Values::Zeroed(gathered(values, cols, index)),
+                        Floats::Bf16(codes) => Values::Bf16(gathered(codes, cols, index)),
+                    }
                 }
-                Values::Plain { values: input(OP, values)?, gather }
             }
             Operand::Mxfp8 { codes, scales } => {
-                if side.ragged == Ragged::Chain {
-                    groups.aligned(MX_BLOCK)?;
-                }
                 let (codes, scales, cols) = (input(OP, codes)?, input(OP, scales)?, codes.cols());
                 if model == NumericModel::Blackwell {
                     Values::Mxfp8 { codes, scales }
                 } else {
                     let used = if side.ragged == Ragged::Stacked { codes.u8().len() } else { groups.total() * cols };
-                    Values::Dequantized(dequantize(&codes.u8()[..used], scales.u8(), cols, side.chain_last))
+                    Values::Bf16(dequantize(&codes.u8()[..used], scales.u8(), cols, side.chain_last))
                 }
             }
             Operand::Fp8Block { codes, scale_inv } => {
-                if side.ragged == Ragged::Chain {
-                    groups.aligned(FP8_BLOCK)?;
-                }
                 side = side.chain_last();
                 Values::Fp8Block { codes: input(OP, codes)?, scale_inv: input(OP, scale_inv)? }
             }
@@ -131,6 +106,18 @@ impl<'a> Factor<'a> {
         let row = if self.side.ragged == Ragged::Rows { start + row } else { row };
         Block { factor: self, group, row, rows }
     }
+}
+
+/// The rows of these numbers, one after the other; +0 for one that is not there.
+fn gathered<T: Copy + Default>(values: &[T], cols: usize, index: &[u32]) -> Vec<T> {
+    let mut out = vec![T::default(); index.len() * cols];
+    for (out, &row) in out.chunks_mut(cols.max(1)).zip(index) {
+        let from = row as usize * cols;
+        if let Some(row) = values.get(from..from + cols) {
+            out.copy_from_slice(row);
+        }
+    }
+    out
 }
 
 /// MXFP8 to bf16: exact but for the ends of the exponent range.
@@ -246,7 +233,8 @@ impl Values<'_> {
                 Floats::F32(values) => Elements::F32(values),
                 Floats::Bf16(codes) => Elements::Bf16(codes),
             },
-            Values::Dequantized(codes) => Elements::Bf16(codes),
+            Values::Zeroed(values) => Elements::F32(values),
+            Values::Bf16(codes) => Elements::Bf16(codes),
             Values::Mxfp8 { codes, .. } | Values::Fp8Block { codes, .. } => Elements::E4m3(codes.u8()),
         }
     }

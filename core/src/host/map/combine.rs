@@ -4,10 +4,10 @@ use rayon::prelude::*;
 
 use super::tree::{Tree, sum_along};
 use super::{Fast, Simd};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::memory::{self, Floats, FloatsMut, Input};
 use crate::host::simd;
-use crate::ops::{Combine, NONE};
+use crate::ops::Combine;
 
 /// What a tile of [`Combine`] reads.
 #[derive(Clone, Copy)]
@@ -33,12 +33,6 @@ impl Fast for Combine<'_> {
             ids: ids.as_ref().map(Input::u32),
             add: add.each_ref().map(|add| add.as_ref().map(Input::floats)),
         };
-        // The first fault in row order, whichever thread finds it.
-        let counts = |row: &usize| self.window.is_none_or(|window| window.contains(*row));
-        let rows = (0..self.out.rows()).into_par_iter().filter(counts);
-        if let Some(fault) = rows.find_map_first(|row| choices.check(row).err()) {
-            return Err(fault);
-        }
         let (cols, tile) = (self.out.cols(), memory::min_rows(self.out.cols()));
         out.floats().pieces(tile * cols).into_par_iter().enumerate().for_each(|(t, out)| {
             simd::with(
@@ -52,31 +46,15 @@ impl Fast for Combine<'_> {
 }
 
 impl Choices<'_> {
-    /// The leaves of a row that are there: id and slot.
+    /// The leaves of a row that are there, in the order of the columns: id and slot.
     #[inline(always)]
     fn leaves(self, row: usize) -> impl Iterator<Item = (usize, usize)> {
-        let k = self.op.slots.cols();
-        (row * k..(row + 1) * k).filter(move |&at| self.slots[at] != NONE).map(move |at| {
-            let id = self.ids.map_or(self.op.leaves.0 + at % k, |ids| ids[at] as usize);
+        let (k, slots, (lo, hi)) = (self.op.slots.cols(), self.op.x.rows(), self.op.leaves);
+        let leaf = move |at: usize| {
+            let id = self.ids.map_or(lo + at % k, |ids| ids[at] as usize);
             (id, self.slots[at] as usize)
-        })
-    }
-
-    /// Every slot is a row of x, and the ids are distinct leaves.
-    fn check(self, row: usize) -> Result<()> {
-        let (slots, (lo, hi)) = (self.op.x.rows(), self.op.leaves);
-        for (nth, (id, slot)) in self.leaves(row).enumerate() {
-            let fault = |field, expected, found: usize| {
-                Err(Error::Argument { op: Combine::OP, field, expected, found: format!("{found} in row {row}") })
-            };
-            if slot >= slots {
-                return fault("slots", format!("indices below {slots} (or NONE)"), slot);
-            }
-            if !(lo..hi).contains(&id) || self.leaves(row).take(nth).any(|(other, _)| other == id) {
-                return fault("ids", format!("distinct leaves within {lo}..{hi}"), id);
-            }
-        }
-        Ok(())
+        };
+        (row * k..(row + 1) * k).map(leaf).filter(move |&(id, slot)| (lo..hi).contains(&id) && slot < slots)
     }
 }
 

@@ -2,12 +2,11 @@
 
 use rayon::prelude::*;
 
-use super::indices;
 use super::{Fast, Simd};
 use crate::error::Result;
 use crate::host::memory::{self, Floats, FloatsMut, RowMut};
 use crate::host::simd;
-use crate::ops::{CrossEntropy, NONE};
+use crate::ops::CrossEntropy;
 
 impl Fast for CrossEntropy<'_> {
     fn run(&self, simd: Simd) -> Result<()> {
@@ -16,7 +15,6 @@ impl Fast for CrossEntropy<'_> {
         let scale = memory::input(OP, self.scale)?.f32()[0];
         let (mut loss, mut d_logits) = (memory::output(OP, self.loss)?, memory::output_opt(OP, self.d_logits)?);
         let (logits, targets, vocabulary) = (logits.floats(), targets.u32(), self.logits.cols());
-        indices::below(OP, "targets", targets, vocabulary, true)?;
 
         let tile = memory::min_rows(vocabulary);
         let loss = loss.f32().par_chunks_mut(tile).enumerate();
@@ -56,7 +54,7 @@ fn tile_of_tokens(
     let (asked, mut d_logits) = (d_logits.is_some(), d_logits);
     let (mut x, mut exps) = (Vec::new(), Vec::new());
     for (i, loss) in loss.iter_mut().enumerate() {
-        let (target, x) = (targets[first + i], logits.row(first + i, vocabulary, &mut x));
+        let (target, x) = (targets[first + i] as usize, logits.row(first + i, vocabulary, &mut x));
         let mut row = match &mut d_logits {
             Some(d_logits) => d_logits.row(i, vocabulary, &mut exps),
             None => {
@@ -64,14 +62,14 @@ fn tile_of_tokens(
                 RowMut::F32(&mut exps)
             }
         };
-        if target == NONE {
+        if target >= vocabulary {
             *loss = 0.0;
             row.fill(0.0);
         } else {
-            let (token_loss, sum) = CrossEntropy::row(x, target as usize, &mut row);
+            let (token_loss, sum) = CrossEntropy::row(x, target, &mut row);
             *loss = token_loss;
             if asked {
-                CrossEntropy::grad_row(&mut row, sum, target as usize, scale);
+                CrossEntropy::grad_row(&mut row, sum, target, scale);
             }
         }
     }

@@ -2,7 +2,6 @@
 
 use rayon::prelude::*;
 
-use super::indices;
 use super::{Fast, Simd};
 use crate::error::Result;
 use crate::host::memory::{self, Floats};
@@ -16,7 +15,6 @@ impl Fast for EmbeddingGrad<'_> {
         let mut d_table = memory::output(OP, self.d_table)?;
         let (dy, ids) = (dy.floats(), ids.u32());
         let (groups, vocabulary, cols) = (self.d_table.shape()[0], self.d_table.shape()[1], self.d_table.shape()[2]);
-        indices::below(OP, "ids", ids, vocabulary, false)?;
         if ids.is_empty() || cols == 0 {
             return Ok(());
         }

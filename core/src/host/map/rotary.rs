@@ -2,7 +2,6 @@
 
 use rayon::prelude::*;
 
-use super::indices;
 use super::{Fast, Simd};
 use crate::error::Result;
 use crate::host::memory::{self, Floats, FloatsMut, Input};
@@ -28,10 +27,8 @@ pub(super) struct Tables<'a> {
 
 impl<'a> Locked<'a> {
     pub(super) fn new(op: &'static str, positions: &'a Tensor, cos: &'a Tensor, sin: &'a Tensor) -> Result<Self> {
-        let (positions_in, cos_in, sin_in) =
-            (memory::input(op, positions)?, memory::input(op, cos)?, memory::input(op, sin)?);
-        indices::below(op, "positions", positions_in.u32(), cos.rows(), false)?;
-        Ok(Locked { positions: positions_in, cos: cos_in, sin: sin_in })
+        let [positions, cos, sin] = [positions, cos, sin].map(|tensor| memory::input(op, tensor));
+        Ok(Locked { positions: positions?, cos: cos?, sin: sin? })
     }
 
     pub(super) fn tables(&self, pairs: usize) -> Tables<'_> {
@@ -43,7 +40,8 @@ impl<'a> Tables<'a> {
     #[inline(always)]
     pub(super) fn of_token(self, token: usize) -> Angles<'a> {
         let at = self.positions[token] as usize * self.pairs;
-        Angles { cos: &self.cos[at..at + self.pairs], sin: &self.sin[at..at + self.pairs] }
+        let row = |table: &'a [f32]| table.get(at..at + self.pairs).unwrap_or_default();
+        Angles { cos: row(self.cos), sin: row(self.sin) }
     }
 }
 

@@ -22,11 +22,12 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// Plans the tree over `lo..hi` with `leaves`: the id of each, and the first element of its row.
+    /// Plans the tree over `lo..hi` with `leaves`: the id of each, and the first element of its row. Rows of the same leaf
+    /// are added in the order they come in.
     pub(super) fn plan(&mut self, lo: usize, hi: usize, leaves: impl Iterator<Item = (usize, usize)>) {
         self.leaves.clear();
         self.leaves.extend(leaves);
-        self.leaves.sort_unstable();
+        self.leaves.sort_by_key(|leaf| leaf.0);
         self.steps.clear();
         plan(lo, hi, &self.leaves, &mut self.steps);
     }
@@ -37,6 +38,10 @@ fn plan(lo: usize, hi: usize, leaves: &[(usize, usize)], steps: &mut Vec<Step>) 
     match leaves {
         [] => {}
         [(_, row)] => steps.push(Step::Push(*row)),
+        [(_, row), again @ ..] if hi - lo == 1 => {
+            steps.push(Step::Push(*row));
+            steps.extend(again.iter().map(|(_, row)| Step::Add(*row)));
+        }
         _ => {
             let mid = lo + (hi - lo) / 2;
             let (left, right) = leaves.split_at(leaves.partition_point(|leaf| leaf.0 < mid));

@@ -67,6 +67,11 @@ impl Product {
         self.sides[0].ragged == Ragged::Chain
     }
 
+    /// The extent that the groups divide (at least as much as they have).
+    pub fn ragged_extent(&self) -> usize {
+        if self.ragged_chain() { self.k } else { self.m }
+    }
+
     /// The shape of the output.
     pub fn out_shape(&self) -> Vec<usize> {
         if self.ragged_chain() { vec![self.groups, self.m, self.n] } else { vec![self.m, self.n] }

@@ -10,13 +10,14 @@ use crate::tensor::Tensor;
 /// Adds the results that belong to one token along the fixed binary tree over `leaves` (experts, or ranks).
 ///
 /// # Shape
-/// x: `[slots, cols]`; slots: u32 `[rows, k]`, [`crate::ops::NONE`] for an absent one; ids: u32 `[rows, k]`, the leaf of
-/// each (distinct within a row; absent ones are ignored) — the column itself if not given; add: up to two further
-/// terms `[rows, cols]`; out: `[rows, cols]`. Types may differ.
+/// x: `[slots, cols]`; slots: u32 `[rows, k]`, none of x's rows ([`crate::ops::NONE`]) for an absent one; ids: u32
+/// `[rows, k]`, the leaf of each, absent where it is none of `leaves` — the column itself if not given; add: up to two
+/// further terms `[rows, cols]`; out: `[rows, cols]`. Types may differ.
 ///
 /// # Numerics
 /// `tree(lo, hi) = tree(lo, mid) + tree(mid, hi)` with `mid = lo + (hi - lo) / 2`, absent leaves skipped (not added as
-/// zeros), in f32. A row without any leaf is +0. Then `+ add[0]`, then `+ add[1]`, then one rounding.
+/// zeros), in f32. Results of one leaf, if it has several, are added in the order of their columns. A row without any leaf
+/// is +0. Then `+ add[0]`, then `+ add[1]`, then one rounding.
 #[derive(Clone, Copy, Debug)]
 pub struct Combine<'a> {
     /// The results.

@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 ///
 /// # Shape
 /// dy: `[tokens, cols]`; ids: u32 `[tokens]`; d_table: f32 `[groups, vocabulary, cols]`, **added to**; groups divides
-/// tokens. Ids outside the vocabulary do not occur (the data loader checks them).
+/// tokens. A token whose id lies outside the vocabulary adds nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingGrad<'a> {
     /// Gradient of the embedded rows.

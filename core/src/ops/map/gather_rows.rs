@@ -6,7 +6,7 @@ use crate::ops::arguments::op;
 use crate::ops::{Arg, DType, FLOAT, Values, distinct, number};
 use crate::tensor::Tensor;
 
-/// `out[i, :] = x[index[i], :]`; where the index is [`crate::ops::NONE`], the row of `out` stays as it is.
+/// `out[i, :] = x[index[i], :]`; where the index names no row of x ([`crate::ops::NONE`]), the row of `out` stays as it is.
 ///
 /// # Shape
 /// x: `[rows, cols]`; index: u32, one for each row of out; out: `[.., cols]`. f32 and bf16 may mix (nearest even); u32

@@ -37,7 +37,8 @@ impl MlaShape {
 ///
 /// # Numerics
 /// Interleaved pairs: with x = (a, b) at columns (2i, 2i + 1) of the rotary part and c, s from row `position`, column i:
-/// `(a * c - b * s, b * c + a * s)`: two products, one sum, no fma. The rest is copied.
+/// `(a * c - b * s, b * c + a * s)`: two products, one sum, no fma. The rest is copied, and so is everything of a token
+/// whose position the tables do not have.
 #[derive(Clone, Copy, Debug)]
 pub struct Mla<'a> {
     /// Queries as projected.

@@ -47,6 +47,10 @@ impl Rotary<'_> {
     #[inline(always)]
     pub fn row(x: &[f32], table: Angles<'_>, inverse: bool, out: &mut [f32]) {
         let half = table.cos.len();
+        if half == 0 {
+            out.copy_from_slice(x);
+            return;
+        }
         for (x, out) in x.chunks_exact(2 * half).zip(out.chunks_exact_mut(2 * half)) {
             let (a, b) = x.split_at(half);
             let (out_a, out_b) = out.split_at_mut(half);
@@ -71,7 +75,7 @@ impl Rotary<'_> {
     }
 }
 
-/// One position's row of the rotation tables.
+/// One position's row of the rotation tables; empty for a position that they do not have, at which nothing is rotated.
 #[derive(Clone, Copy, Debug)]
 pub struct Angles<'a> {
     /// Cosines.

@@ -1,6 +1,6 @@
 //! The sequence-wise auxiliary loss of the router. NUMERICS.md, "Routing".
 
-use super::{Arg, DType, NONE, OP, Values, number, tensors};
+use super::{Arg, DType, OP, Values, number, tensors};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::numerics::reduce;
@@ -95,10 +95,10 @@ pub(crate) struct Sequence<'a> {
     pub(crate) experts: usize,
 }
 
-/// Whether a token with these choices is none of the padding.
+/// Whether a token with these choices is none of the padding: one of them is an expert.
 #[inline(always)]
-pub(super) fn valid(choices: &[u32]) -> bool {
-    choices.iter().any(|&id| id != NONE)
+pub(super) fn valid(choices: &[u32], experts: usize) -> bool {
+    choices.iter().any(|&id| (id as usize) < experts)
 }
 
 /// p of one token; returns the sum of its scores.
@@ -115,13 +115,13 @@ impl Sequence<'_> {
     /// Choices of each expert, written.
     pub(crate) fn count(&self, counts: &mut [u32]) {
         counts.fill(0);
-        for &id in self.ids.iter().filter(|&&id| id != NONE) {
+        for &id in self.ids.iter().filter(|&&id| (id as usize) < self.experts) {
             counts[id as usize] += 1;
         }
     }
 
     fn valid_tokens(&self) -> usize {
-        self.ids.chunks(self.k).filter(|choices| valid(choices)).count()
+        self.ids.chunks(self.k).filter(|choices| valid(choices, self.experts)).count()
     }
 
     /// f_e for n valid tokens.
@@ -141,7 +141,7 @@ impl Sequence<'_> {
         for (scores, ids) in blocks.zip(self.ids.chunks(reduce::TOKEN_BLOCK * self.k)) {
             let mut block = vec![0.0f32; self.experts];
             for (scores, choices) in scores.chunks(self.experts).zip(ids.chunks(self.k)) {
-                if valid(choices) {
+                if valid(choices, self.experts) {
                     probabilities(scores, &mut p);
                     block.iter_mut().zip(&p).for_each(|(sum, p)| *sum += p);
                 }

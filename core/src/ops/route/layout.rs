@@ -14,10 +14,9 @@ use crate::tensor::Tensor;
 /// that lives elsewhere and for rows past the count.
 ///
 /// # Numerics
-/// Integers, and copies of weights. `slots` is at least `segments * capacity * min(k, local experts)`.
-///
-/// # Errors
-/// [`crate::Error::Argument`] when a count exceeds the capacity.
+/// Integers, and copies of weights. `slots` is at least `segments * capacity * min(k, local experts)`: no choice is without
+/// one, unless a row names an expert twice. Then the offsets end at `slots`, and what is beyond has no slot. A count
+/// beyond the capacity stands for the capacity.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout<'a> {
     /// The chosen experts of each row, as global ids.
@@ -85,7 +84,7 @@ impl<'a> Layout<'a> {
         let [_, capacity, k] = [0, 1, 2].map(|d| self.ids.shape()[d]);
         counts.iter().enumerate().flat_map(move |(segment, &count)| {
             let start = segment * capacity * k;
-            (start..start + count as usize * k).filter_map(move |choice| {
+            (start..start + capacity.min(count as usize) * k).filter_map(move |choice| {
                 let expert = (ids[choice] as usize).wrapping_sub(first);
                 (expert < local).then_some((choice, expert))
             })
@@ -103,7 +102,7 @@ impl<'a> Layout<'a> {
             Values::read(memory, self.row_slots)?,
         ];
         let (mut all_offsets, mut all_rows, mut all_slots) = (offsets.words(), slot_rows.words(), row_slots.words());
-        self.sort(&ids.words(), &counts.words(), &mut all_offsets, &mut all_rows, &mut all_slots)?;
+        self.sort(&ids.words(), &counts.words(), &mut all_offsets, &mut all_rows, &mut all_slots);
         for (choice, &slot) in all_slots.iter().enumerate().filter(|&(_, &slot)| slot != NONE) {
             slot_weights.set_float(slot as usize, weights.float(choice));
         }
@@ -121,12 +120,8 @@ impl<'a> Layout<'a> {
         offsets: &mut [u32],
         slot_rows: &mut [u32],
         row_slots: &mut [u32],
-    ) -> Result<()> {
-        let [_, capacity, k] = [0, 1, 2].map(|d| self.ids.shape()[d]);
-        if let Some(segment) = counts.iter().position(|&count| count as usize > capacity) {
-            let found = format!("{} at [{segment}]", counts[segment]);
-            number(OP, "counts", false, &format!("at most {capacity} (the capacity)"), found)?;
-        }
+    ) {
+        let k = self.ids.cols();
         offsets.fill(0);
         for (_, expert) in self.local_choices(ids, counts) {
             offsets[expert + 1] += 1;
@@ -134,17 +129,18 @@ impl<'a> Layout<'a> {
         for expert in 1..offsets.len() {
             offsets[expert] += offsets[expert - 1];
         }
-        let (slots, filled) = (slot_rows.len(), offsets[offsets.len() - 1] as usize);
-        number(OP, "ids", filled <= slots, &format!("distinct in each row, so {slots} slots at most"), filled)?;
+        let slots = slot_rows.len();
+        offsets.iter_mut().filter(|offset| **offset as usize > slots).for_each(|offset| *offset = index(slots));
         slot_rows.fill(NONE);
         row_slots.fill(NONE);
         let mut next = offsets.to_vec();
         for (choice, expert) in self.local_choices(ids, counts) {
             let slot = next[expert];
             next[expert] += 1;
-            slot_rows[slot as usize] = index(choice / k);
-            row_slots[choice] = slot;
+            if let Some(row) = slot_rows.get_mut(slot as usize) {
+                *row = index(choice / k);
+                row_slots[choice] = slot;
+            }
         }
-        Ok(())
     }
 }

@@ -67,17 +67,6 @@ impl Route<'_> {
     }
 }
 
-/// Fails when a choice is neither [`NONE`] nor one of the experts. ids: `[tokens, k]`.
-pub(crate) fn known(ids: &[u32], k: usize, experts: usize) -> Result<()> {
-    match ids.iter().position(|&id| id != NONE && id as usize >= experts) {
-        None => Ok(()),
-        Some(i) => {
-            let found = format!("{} at [{}, {}]", ids[i], i / k, i % k);
-            number(OP, "ids", false, &format!("below {experts} (the experts) or NONE"), found)
-        }
-    }
-}
-
 /// A row or slot as it is stored; the checks keep every one of them below [`NONE`].
 #[expect(clippy::cast_possible_truncation, reason = "bounded by `check`")]
 const fn index(i: usize) -> u32 {

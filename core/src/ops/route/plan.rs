@@ -1,6 +1,6 @@
 //! Which tokens go to which rank. NUMERICS.md, "Routing".
 
-use super::{Arg, DType, NONE, OP, Values, distinct, index, indexable, known, number, op};
+use super::{Arg, DType, NONE, OP, Values, distinct, index, indexable, number, op};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -37,7 +37,7 @@ impl Window {
 /// # Shape
 /// ids: u32 `[tokens, k]`; rows: u32 `[ranks, capacity]`, the token of each row of each segment in token order, then
 /// [`NONE`]; counts: u32 `[ranks]`; positions: u32 `[tokens, ranks]`, where each token went:
-/// `rank * capacity + row`, or [`NONE`].
+/// `rank * capacity + row`, or [`NONE`]. An id that is none of the experts is no choice.
 ///
 /// # Numerics
 /// Integers. capacity is at least the number of tokens in the window, so that no token can be dropped.
@@ -100,7 +100,7 @@ impl Plan<'_> {
             Values::read(memory, self.positions)?,
         ];
         let (mut all_rows, mut all_counts, mut all_positions) = (rows.words(), counts.words(), positions.words());
-        self.fill(&ids.words(), &mut all_rows, &mut all_counts, &mut all_positions)?;
+        self.fill(&ids.words(), &mut all_rows, &mut all_counts, &mut all_positions);
         rows.set_words(&all_rows);
         counts.set_words(&all_counts);
         positions.set_words(&all_positions);
@@ -108,10 +108,9 @@ impl Plan<'_> {
     }
 
     /// Its work, in memory.
-    pub(crate) fn fill(&self, ids: &[u32], rows: &mut [u32], counts: &mut [u32], positions: &mut [u32]) -> Result<()> {
+    pub(crate) fn fill(&self, ids: &[u32], rows: &mut [u32], counts: &mut [u32], positions: &mut [u32]) {
         let (k, ranks, capacity) = (self.ids.cols(), counts.len(), self.rows.cols());
         let experts_per_rank = self.experts / ranks;
-        known(ids, k, self.experts)?;
         rows.fill(NONE);
         counts.fill(0);
         positions.fill(NONE);
@@ -119,7 +118,7 @@ impl Plan<'_> {
             if self.window.is_some_and(|window| !window.contains(token)) {
                 continue;
             }
-            for &id in choices.iter().filter(|&&id| id != NONE) {
+            for &id in choices.iter().filter(|&&id| (id as usize) < self.experts) {
                 let rank = id as usize / experts_per_rank;
                 // A token goes to a rank once, however many of its experts live there.
                 if places[rank] == NONE {
@@ -130,6 +129,5 @@ impl Plan<'_> {
                 }
             }
         }
-        Ok(())
     }
 }

@@ -77,14 +77,12 @@ op!(TopK:
 /// As [`TopK`]; d_weights: f32 `[tokens, k]`; d_logits: f32 `[tokens, experts]`.
 ///
 /// # Numerics
-/// The choice is constant. d_logits of a padding token (all ids [`NONE`]) is +0. Otherwise, with d = sum + 1e-20 and
+/// The choice is constant, and an id that is none of the experts is no choice. d_logits of a token without a choice
+/// (padding) is +0. Otherwise, with d = sum + 1e-20 and
 /// r = score / d of each choice and dr = scale * d_weight, in f32:
 /// - ds = (dr - (sum of dr * r in the order chosen)) / d with `normalize`, else ds = dr; +0 for the experts not chosen;
 /// - [`Balance`] adds its part to ds of every expert;
 /// - `Sigmoid`: d_logit = ds * (score * (1 - score)); `Softmax`: d_logit = score * (ds - row reduction of ds * score).
-///
-/// # Errors
-/// [`crate::Error::Argument`] when an id is not one of the experts.
 #[derive(Clone, Copy, Debug)]
 pub struct TopKGrad<'a> {
     /// The scores of [`TopK`].
@@ -323,10 +321,11 @@ impl TopKGrad<'_> {
         d: &mut [f32],
     ) {
         d.fill(0.0);
-        if !valid(ids) {
+        let experts = scores.len();
+        if !valid(ids, experts) {
             return;
         }
-        let chosen = ids.iter().zip(d_weights).filter(|&(&id, _)| id != NONE);
+        let chosen = ids.iter().zip(d_weights).filter(|&(&id, _)| (id as usize) < experts);
         let chosen = chosen.map(|(&id, &d_weight)| (id as usize, self.scale * d_weight));
         if self.normalize {
             let divisor = chosen.clone().fold(0.0, |sum, (e, _)| sum + scores[e]) + TopK::GUARD;

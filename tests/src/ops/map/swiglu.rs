@@ -10,8 +10,9 @@ pub(super) const PROBLEMS: &[Problem] = &[Problem::new("swiglu", swiglu), Proble
 fn swiglu(m: &mut Maker<'_>) {
     let (rows, width, dtype) = (m.extent(30), m.extent(300), m.float());
     let (gate_up, weight) = (m.tensor(dtype, &[rows, 2 * width]), m.tensor(DType::F32, &[rows]));
-    let count = m.below(rows + 1) as u32;
-    let (limit, out) = (m.integers(&[1], &[count]), m.output("out", dtype, &[rows, width]));
+    let mut count = [m.below(rows + 1) as u32];
+    m.stray(&mut count, rows + 1);
+    let (limit, out) = (m.integers(&[1], &count), m.output("out", dtype, &[rows, width]));
     let weight = m.flag().then_some(&weight);
     let limit = m.flag().then_some(&limit);
     m.run(Swiglu { gate_up: &gate_up, weight, limit, out: &out }, Swiglu::run);
@@ -22,8 +23,9 @@ fn swiglu_grad(m: &mut Maker<'_>) {
     let (gate_up, d_gate_up) = (m.tensor(dtype, &[rows, 2 * width]), m.output("d_gate_up", dtype, &[rows, 2 * width]));
     let (d_out, weight, d_weight) =
         (m.tensor(dtype, &[rows, width]), m.tensor(DType::F32, &[rows]), m.output("d_weight", DType::F32, &[rows]));
-    let count = m.below(rows + 1) as u32;
-    let limit = m.integers(&[1], &[count]);
+    let mut count = [m.below(rows + 1) as u32];
+    m.stray(&mut count, rows + 1);
+    let limit = m.integers(&[1], &count);
     let weighted = m.flag();
     let limit = m.flag().then_some(&limit);
     m.run(
@@ -177,13 +179,20 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_past_the_rows_is_refused() {
+    fn a_limit_past_the_rows_stands_for_all_rows() {
         for host in hosts() {
             let b = &host as &dyn dropless_core::Backend;
-            let (gate_up, out) = (guarded(b, DType::F32, &[3, 4]), guarded(b, DType::F32, &[3, 2]));
-            let limit = integers(b, &[1], &[4]);
-            let op = Swiglu { gate_up: &gate_up, weight: None, limit: Some(&limit), out: &out };
-            assert_eq!(refusal(op.run(b)), "swiglu: limit is 4, expected at most 3, the number of rows");
+            let gate_up = floats(b, DType::F32, &[3, 4], &[1.0; 12]);
+            let run = |limit: Option<u32>| {
+                let (limit, out) = (limit.map(|limit| integers(b, &[1], &[limit])), guarded(b, DType::F32, &[3, 2]));
+                Swiglu { gate_up: &gate_up, weight: None, limit: limit.as_ref(), out: &out }.run(b).unwrap();
+                read(b, &out)
+            };
+            let all = run(None);
+            assert!(all.iter().all(|&x| x > 0.0 && x < 1.0), "{all:?}");
+            for beyond in [3, 4, u32::MAX] {
+                assert_eq!(run(Some(beyond)), all, "limit {beyond}");
+            }
         }
     }
 }
