@@ -295,13 +295,16 @@ impl AttentionForward<'_> {
             for head in 0..heads {
                 let (kv_head, query) = (head * kv_heads / heads, q.row(batch, row, head));
                 let (mut softmax, mut sums) = (OnlineSoftmax::EMPTY, vec![0.0; v_dim]);
-                for first in (0..sequence).step_by(KEY_TILE) {
-                    let tile = first..sequence.min(first + KEY_TILE);
+                for first in (0..=row).step_by(KEY_TILE) {
+                    let tile = first..(row + 1).min(first + KEY_TILE);
                     let seen = visible(row, starts[batch * sequence + row], &tile);
                     if seen.is_empty() {
                         continue;
                     }
-                    let score = |key| q.chain(model, &query, &k.row(batch, key, kv_head), 0.0);
+                    let score = |key| match seen.contains(&(key - first)) {
+                        true => q.chain(model, &query, &k.row(batch, key, kv_head), 0.0),
+                        false => 0.0,
+                    };
                     let mut p: Vec<f32> = tile.clone().map(score).collect();
                     let alpha = softmax.advance(scale, &mut p, seen.clone());
                     for (i, sum) in sums.iter_mut().enumerate() {
@@ -333,20 +336,23 @@ impl AttentionBackward<'_> {
             // The sums of each key, which go on from head to head.
             let (mut k_sums, mut v_sums) = (vec![vec![0.0; qk_dim]; sequence], vec![vec![0.0; v_dim]; sequence]);
             for head in kv_head * group..(kv_head + 1) * group {
-                // `[row, key]`.
+                // `[row, key]`, the keys up to the row's own.
                 let (mut p, mut ds) = (Vec::new(), Vec::new());
                 for row in 0..sequence {
                     let (query, d) = (q.row(batch, row, head), d_out.row(batch, row, head));
                     let result = out.row(batch, row, head);
                     let delta = reduce::row(v_dim, |i| d[i] * result[i]);
-                    let products = |key| q.chain(model, &query, &k.row(batch, key, kv_head), 0.0);
-                    let mut p_row: Vec<f32> = (0..sequence).map(products).collect();
-                    let products = |key| v.chain(model, &d, &v.row(batch, key, kv_head), 0.0);
-                    let mut ds_row: Vec<f32> = (0..sequence).map(products).collect();
-                    let seen = visible(row, starts[batch * sequence + row], &(0..sequence));
+                    let keys = 0..row + 1;
+                    let product = |a: &Heads<'_>, of_row: &[f32], b: &Heads<'_>, key| match sees(row, key) {
+                        true => a.chain(model, of_row, &b.row(batch, key, kv_head), 0.0),
+                        false => 0.0,
+                    };
+                    let mut p_row: Vec<f32> = keys.clone().map(|key| product(&q, &query, &k, key)).collect();
+                    let mut ds_row: Vec<f32> = keys.clone().map(|key| product(&v, &d, &v, key)).collect();
+                    let seen = visible(row, starts[batch * sequence + row], &keys);
                     differentiate(scale, lse.row(batch, row, head)[0], delta, &mut p_row, &mut ds_row, seen);
                     let d_query = |i| {
-                        let keys = k.column(batch, kv_head, i, 0..sequence, |key| sees(row, key));
+                        let keys = k.column(batch, kv_head, i, keys.clone(), |key| sees(row, key));
                         (k.chain(model, &ds_row, &keys, 0.0) + 0.0) * scale
                     };
                     d_q.set_row(batch, row, head, &(0..qk_dim).map(d_query).collect::<Vec<_>>());
@@ -354,7 +360,9 @@ impl AttentionBackward<'_> {
                     ds.push(ds_row);
                 }
                 for key in 0..sequence {
-                    let of_key = |all: &[Vec<f32>]| all.iter().map(|row| row[key]).collect::<Vec<_>>();
+                    let of_key = |all: &[Vec<f32>]| {
+                        all.iter().map(|row| row.get(key).copied().unwrap_or(0.0)).collect::<Vec<_>>()
+                    };
                     let (p, ds) = (of_key(&p), of_key(&ds));
                     for (i, sum) in k_sums[key].iter_mut().enumerate() {
                         let queries = q.column(batch, head, i, 0..sequence, |row| sees(row, key));
