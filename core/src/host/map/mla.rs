@@ -10,7 +10,7 @@ use crate::host::simd;
 use crate::ops::{Mla, MlaGrad, MlaShape};
 
 /// Columns of the queries (and keys), of the joint keys and values, of the shared key, and of the values.
-fn columns(MlaShape { heads, nope, rope, v }: MlaShape) -> [usize; 4] {
+fn columns(MlaShape { heads, nope, rope, v, .. }: MlaShape) -> [usize; 4] {
     [heads * (nope + rope), heads * (nope + v), rope, heads * v]
 }
 

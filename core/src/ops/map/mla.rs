@@ -1,14 +1,14 @@
 //! The assembly of queries, keys and values of multi-head latent attention (arXiv 2405.04434, section 2.1).
 //! NUMERICS.md, "Row-wise ops".
 
-use super::rotary::{Angles, Tables, check_rows, check_table};
+use super::rotary::{Angles, Pairs, Tables, check_rows, check_table};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::ops::arguments::op;
 use crate::ops::{Values, number};
 use crate::tensor::Tensor;
 
-/// Extents of multi-head latent attention.
+/// Extents of multi-head latent attention, and how its rotary part is rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MlaShape {
     /// Heads.
@@ -19,6 +19,8 @@ pub struct MlaShape {
     pub rope: usize,
     /// Elements of a value.
     pub v: usize,
+    /// How the elements with position form pairs.
+    pub pairs: Pairs,
 }
 
 impl MlaShape {
@@ -36,9 +38,8 @@ impl MlaShape {
 /// v: `[tokens, heads * v]`; positions: u32 `[tokens]`; cos, sin: f32 `[positions, rope / 2]`.
 ///
 /// # Numerics
-/// Interleaved pairs: with x = (a, b) at columns (2i, 2i + 1) of the rotary part and c, s from row `position`, column i:
-/// `(a * c - b * s, b * c + a * s)`: two products, one sum, no fma. The rest is copied, and so is everything of a token
-/// whose position the tables do not have.
+/// [`Pairs`] in the rotary part of every head. The rest is copied, and so is everything of a token whose position the
+/// tables do not have.
 #[derive(Clone, Copy, Debug)]
 pub struct Mla<'a> {
     /// Queries as projected.
@@ -59,7 +60,7 @@ pub struct Mla<'a> {
     pub k: &'a Tensor,
     /// Values, written.
     pub v: &'a Tensor,
-    /// Extents.
+    /// Extents and pairs.
     pub shape: MlaShape,
 }
 
@@ -69,7 +70,7 @@ impl Mla<'_> {
     pub(crate) const OP: &'static str = "mla";
 
     pub(super) fn check(&self) -> Result<()> {
-        let MlaShape { heads, nope, rope, v } = self.shape.check(Self::OP)?;
+        let MlaShape { heads, nope, rope, v, .. } = self.shape.check(Self::OP)?;
         let tokens = self.q_in.rows();
         check_table(Self::OP, tokens, self.positions, self.cos, self.sin, rope)?;
         check_rows(
@@ -88,15 +89,15 @@ impl Mla<'_> {
     /// One token: its `q_in`, `kv` and `k_rope`, and its row of the tables.
     #[inline(always)]
     pub fn row(shape: MlaShape, [q_in, kv, k_rope]: [&[f32]; 3], table: Angles<'_>, [q, k, v]: [&mut [f32]; 3]) {
-        let MlaShape { heads, nope, rope, v: v_dim } = shape;
+        let MlaShape { heads, nope, rope, v: v_dim, pairs } = shape;
         for head in 0..heads {
             let (at, kv_at) = (head * (nope + rope), head * (nope + v_dim));
             let rotary = at + nope..at + nope + rope;
             q[at..rotary.end].copy_from_slice(&q_in[at..rotary.end]);
-            rotate_pairs(&mut q[rotary.clone()], table);
+            pairs.rotate(&mut q[rotary.clone()], table, false);
             k[at..at + nope].copy_from_slice(&kv[kv_at..kv_at + nope]);
             k[rotary.clone()].copy_from_slice(k_rope);
-            rotate_pairs(&mut k[rotary], table);
+            pairs.rotate(&mut k[rotary], table, false);
             v[head * v_dim..(head + 1) * v_dim].copy_from_slice(&kv[kv_at + nope..kv_at + nope + v_dim]);
         }
     }
@@ -126,8 +127,8 @@ impl Mla<'_> {
 /// As [`Mla`], each gradient as its value.
 ///
 /// # Numerics
-/// The inverse rotation `(a * c + b * s, b * c - a * s)`. The heads' gradients of the shared key are added in the order
-/// of the heads in f32, then rotated and rounded once.
+/// [`Pairs`], rotated back. The heads' gradients of the shared key are added in the order of the heads in f32, then
+/// rotated and rounded once.
 #[derive(Clone, Copy, Debug)]
 pub struct MlaGrad<'a> {
     /// Gradient of the queries.
@@ -148,7 +149,7 @@ pub struct MlaGrad<'a> {
     pub d_kv: &'a Tensor,
     /// Gradient of `k_rope`, written.
     pub d_k_rope: &'a Tensor,
-    /// Extents.
+    /// Extents and pairs.
     pub shape: MlaShape,
 }
 
@@ -158,7 +159,7 @@ impl MlaGrad<'_> {
     pub(crate) const OP: &'static str = "mla_grad";
 
     pub(super) fn check(&self) -> Result<()> {
-        let MlaShape { heads, nope, rope, v } = self.shape.check(Self::OP)?;
+        let MlaShape { heads, nope, rope, v, .. } = self.shape.check(Self::OP)?;
         let tokens = self.d_q.rows();
         check_table(Self::OP, tokens, self.positions, self.cos, self.sin, rope)?;
         check_rows(
@@ -186,12 +187,12 @@ impl MlaGrad<'_> {
         table: Angles<'_>,
         [d_q_in, d_kv, d_k_rope]: [&mut [f32]; 3],
     ) {
-        let MlaShape { heads, nope, rope, v: v_dim } = shape;
+        let MlaShape { heads, nope, rope, v: v_dim, pairs } = shape;
         for head in 0..heads {
             let (at, kv_at) = (head * (nope + rope), head * (nope + v_dim));
             let rotary = at + nope..at + nope + rope;
             d_q_in[at..rotary.end].copy_from_slice(&d_q[at..rotary.end]);
-            unrotate_pairs(&mut d_q_in[rotary.clone()], table);
+            pairs.rotate(&mut d_q_in[rotary.clone()], table, true);
             d_kv[kv_at..kv_at + nope].copy_from_slice(&d_k[at..at + nope]);
             d_kv[kv_at + nope..kv_at + nope + v_dim].copy_from_slice(&d_v[head * v_dim..(head + 1) * v_dim]);
             if head == 0 {
@@ -202,7 +203,7 @@ impl MlaGrad<'_> {
                 }
             }
         }
-        unrotate_pairs(d_k_rope, table);
+        pairs.rotate(d_k_rope, table, true);
     }
 
     /// The specification.
@@ -225,23 +226,5 @@ impl MlaGrad<'_> {
             d_k_rope.set_row(token, &rope_row);
         }
         [d_q_in, d_kv, d_k_rope].iter().try_for_each(|values| values.write(memory))
-    }
-}
-
-/// Rotates neighbouring pairs.
-#[inline(always)]
-fn rotate_pairs(x: &mut [f32], table: Angles<'_>) {
-    for (pair, (c, s)) in x.as_chunks_mut().0.iter_mut().zip(table.cos.iter().zip(table.sin)) {
-        let [a, b] = *pair;
-        *pair = [a * c - b * s, b * c + a * s];
-    }
-}
-
-/// Rotates neighbouring pairs back.
-#[inline(always)]
-fn unrotate_pairs(x: &mut [f32], table: Angles<'_>) {
-    for (pair, (c, s)) in x.as_chunks_mut().0.iter_mut().zip(table.cos.iter().zip(table.sin)) {
-        let [a, b] = *pair;
-        *pair = [a * c + b * s, b * c - a * s];
     }
 }

@@ -36,7 +36,7 @@ pub use fill::Fill;
 pub use gather_rows::GatherRows;
 pub use mla::{Mla, MlaGrad, MlaShape};
 pub use rms_norm::{RmsNorm, RmsNormGrad};
-pub use rotary::{Angles, Rotary};
+pub use rotary::{Angles, Pairs, Rotary};
 pub use sum_rows::SumRows;
 pub use sum_squares::SumSquares;
 pub use swiglu::{Swiglu, SwigluGrad};

@@ -6,13 +6,13 @@ use crate::ops::arguments::op;
 use crate::ops::{Arg, DType, FLOAT, Values, distinct, number};
 use crate::tensor::Tensor;
 
-/// `out = rotate(x)` over whole heads in halves: the pair i is the columns (i, i + dim / 2) of a head (Qwen3, Mixtral).
+/// `out = rotate(x)` over whole heads.
 ///
 /// # Shape
 /// x, out: `[tokens, heads * dim]`; positions: u32 `[tokens]`; cos, sin: f32 `[positions, dim / 2]`.
 ///
 /// # Numerics
-/// As [`super::Mla`]; `inverse` as [`super::MlaGrad`].
+/// [`Pairs`] in every head. A token whose position the tables do not have is copied.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotary<'a> {
     /// The heads.
@@ -23,13 +23,15 @@ pub struct Rotary<'a> {
     pub cos: &'a Tensor,
     /// Sines.
     pub sin: &'a Tensor,
+    /// How the columns of a head form pairs.
+    pub pairs: Pairs,
     /// Rotate back (the gradient).
     pub inverse: bool,
     /// The result, written.
     pub out: &'a Tensor,
 }
 
-op!(Rotary: read(x, positions, cos, sin), write(out), value(inverse));
+op!(Rotary: read(x, positions, cos, sin), write(out), value(pairs, inverse));
 
 impl Rotary<'_> {
     pub(crate) const OP: &'static str = "rotary";
@@ -45,20 +47,11 @@ impl Rotary<'_> {
 
     /// The heads of one token, with its row of the tables.
     #[inline(always)]
-    pub fn row(x: &[f32], table: Angles<'_>, inverse: bool, out: &mut [f32]) {
-        let half = table.cos.len();
-        if half == 0 {
-            out.copy_from_slice(x);
-            return;
-        }
-        for (x, out) in x.chunks_exact(2 * half).zip(out.chunks_exact_mut(2 * half)) {
-            let (a, b) = x.split_at(half);
-            let (out_a, out_b) = out.split_at_mut(half);
-            for ((((oa, ob), a), b), (c, s)) in
-                out_a.iter_mut().zip(out_b).zip(a).zip(b).zip(table.cos.iter().zip(table.sin))
-            {
-                (*oa, *ob) = if inverse { (a * c + b * s, b * c - a * s) } else { (a * c - b * s, b * c + a * s) };
-            }
+    pub fn row(x: &[f32], pairs: Pairs, table: Angles<'_>, inverse: bool, out: &mut [f32]) {
+        out.copy_from_slice(x);
+        let dim = 2 * table.cos.len();
+        if dim > 0 {
+            out.chunks_exact_mut(dim).for_each(|head| pairs.rotate(head, table, inverse));
         }
     }
 
@@ -68,10 +61,48 @@ impl Rotary<'_> {
         let tables = Tables::read(memory, self.positions, self.cos, self.sin)?;
         let mut row = vec![0.0; self.x.cols()];
         for token in 0..self.x.rows() {
-            Rotary::row(&x.row(token), tables.of_token(token), self.inverse, &mut row);
+            Rotary::row(&x.row(token), self.pairs, tables.of_token(token), self.inverse, &mut row);
             out.set_row(token, &row);
         }
         out.write(memory)
+    }
+}
+
+/// Which columns of the rotated part of a head, `dim` columns, form its `dim / 2` pairs. Pair i turns by the angle in
+/// column i of the tables.
+///
+/// # Numerics
+/// With the pair (a, b) and its cosine and sine (c, s): `(a * c - b * s, b * c + a * s)`, or back,
+/// `(a * c + b * s, b * c - a * s)`: two products, one sum, no fma.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pairs {
+    /// Pair i is the columns (2i, 2i + 1) (DeepSeek-V3).
+    Neighbours,
+    /// Pair i is the columns (i, i + dim / 2) (Qwen3, Mixtral).
+    Halves,
+}
+
+impl Pairs {
+    /// Rotates the part `x` of a head, or `inverse`: rotates it back. Nothing at a position that the tables do not have.
+    #[inline(always)]
+    pub(super) fn rotate(self, x: &mut [f32], table: Angles<'_>, inverse: bool) {
+        let angles = table.cos.iter().zip(table.sin);
+        let turned = |a: f32, b: f32, (c, s): (&f32, &f32)| {
+            if inverse { (a * c + b * s, b * c - a * s) } else { (a * c - b * s, b * c + a * s) }
+        };
+        match self {
+            Pairs::Neighbours => {
+                for ([a, b], angle) in x.as_chunks_mut().0.iter_mut().zip(angles) {
+                    (*a, *b) = turned(*a, *b, angle);
+                }
+            }
+            Pairs::Halves => {
+                let (first, second) = x.split_at_mut(x.len() / 2);
+                for ((a, b), angle) in first.iter_mut().zip(second).zip(angles) {
+                    (*a, *b) = turned(*a, *b, angle);
+                }
+            }
+        }
     }
 }
 
@@ -89,7 +120,7 @@ pub(super) struct Tables<'a> {
     positions: Values<'a>,
     cos: Vec<f32>,
     sin: Vec<f32>,
-    pairs: usize,
+    columns: usize,
 }
 
 impl<'a> Tables<'a> {
@@ -103,13 +134,13 @@ impl<'a> Tables<'a> {
             positions: Values::read(memory, positions)?,
             cos: Values::read(memory, cos)?.floats(),
             sin: Values::read(memory, sin)?.floats(),
-            pairs: cos.cols(),
+            columns: cos.cols(),
         })
     }
 
     pub(super) fn of_token(&self, token: usize) -> Angles<'_> {
-        let at = self.positions.word(token) as usize * self.pairs;
-        let [cos, sin] = [&self.cos, &self.sin].map(|table| table.get(at..at + self.pairs).unwrap_or(&[]));
+        let at = self.positions.word(token) as usize * self.columns;
+        let [cos, sin] = [&self.cos, &self.sin].map(|table| table.get(at..at + self.columns).unwrap_or(&[]));
         Angles { cos, sin }
     }
 }
