@@ -1,4 +1,5 @@
-// The rotation of a pair by an angle, or back: NUMERICS.md, "Row-wise ops". Two products and a sum each, no fma.
+// The pairs of a rotated part of a head, and the rotation of one by an angle, or back: NUMERICS.md, "Row-wise ops". Two
+// products and a sum each, no fma.
 
 struct Pair {
     float a, b;
@@ -25,14 +26,39 @@ __device__ __forceinline__ Pair rotate(Pair x, Angles angles, u32 pair, bool inv
     return rotate(x, __ldg(angles.cos + angles.base + pair), __ldg(angles.sin + angles.base + pair), inverse);
 }
 
-// Rotates the neighbouring pairs of the first n elements of a run, which begins with pair `first`.
-__device__ __forceinline__ void rotate_run(Run& run, u32 n, Angles angles, u32 first, bool inverse) {
+// How many consecutive columns of a rotated part its runs divide, so that pairs meet in one thread: all of them where
+// pairs are neighbours, the first half where they are halves (a thread then has the run half of the part further, too).
+__device__ __forceinline__ u32 rotated_stretch(u32 pairs, u32 halves) {
+    return halves ? pairs : 2 * pairs;
+}
+
+// Rotates the pairs of the run that begins at column `start` of a part's stretch. load(column, n) gives n elements of the
+// part, store(column, n, run) takes them.
+template <bool VECTOR, typename Load, typename Store>
+__device__ __forceinline__ void rotate_run(
+    u32 start, u32 pairs, u32 halves, Angles angles, bool inverse, Load load, Store store) {
+    const u32 n = run_length<VECTOR>(start, rotated_stretch(pairs, halves));
+    Run run = load(start, n);
+    if (halves) {
+        Run other = load(start + pairs, n);
 #pragma unroll
-    for (u32 e = 0; e < RUN; e += 2) {
-        if (e < n) {
-            const Pair x = rotate({run.at[e], run.at[e + 1]}, angles, first + e / 2, inverse);
-            run.at[e] = x.a;
-            run.at[e + 1] = x.b;
+        for (u32 e = 0; e < RUN; ++e) {
+            if (e < n) {
+                const Pair x = rotate({run.at[e], other.at[e]}, angles, start + e, inverse);
+                run.at[e] = x.a;
+                other.at[e] = x.b;
+            }
+        }
+        store(start + pairs, n, other);
+    } else {
+#pragma unroll
+        for (u32 e = 0; e < RUN; e += 2) {
+            if (e < n) {
+                const Pair x = rotate({run.at[e], run.at[e + 1]}, angles, (start + e) / 2, inverse);
+                run.at[e] = x.a;
+                run.at[e + 1] = x.b;
+            }
         }
     }
+    store(start, n, run);
 }

@@ -1,4 +1,5 @@
-// Keys and values of latent attention: each head's key is its own columns and the rotated shared ones.
+// Keys and values of latent attention: each head's key is its own columns and the rotated shared ones. An invocation has
+// a column that is copied, or a pair.
 
 @compute @workgroup_size(64)
 fn main(
@@ -11,27 +12,30 @@ fn main(
     if i >= p.elements {
         return;
     }
-    // Columns of a head: nope and rope of the key, then the value.
-    let width = p.nope + p.rope + p.v;
-    let column = i % width;
-    let head = i / width;
+    // Of a head: the key's own columns, its pairs, then the value's columns.
+    let items = p.nope + p.pairs + p.v;
+    let item = i % items;
+    let head = i / items;
     let token = head / p.heads;
     let joint = head * (p.nope + p.v);
-    let key = head * (p.nope + p.rope) + column;
-    if column < p.nope {
-        k_set(key, kv_at(joint + column));
-    } else if column < p.nope + p.rope {
-        let j = column - p.nope;
-        let first = token * p.rope + j - j % 2u;
-        var pair = vec2<u32>(k_rope_at(first), k_rope_at(first + 1u));
+    let key = head * (p.nope + 2u * p.pairs);
+    if item < p.nope {
+        k_set(key + item, kv_at(joint + item));
+    } else if item < p.nope + p.pairs {
+        let j = item - p.nope;
+        let columns = columns_of(j, p.pairs, p.halves);
+        let from = token * 2u * p.pairs + columns;
+        var pair = vec2<u32>(k_rope_at(from.x), k_rope_at(from.y));
         let position = positions_at(token);
         if position < p.table_rows {
-            let angle = position * (p.rope / 2u) + j / 2u;
+            let angle = position * p.pairs + j;
             pair = rotate(pair.x, pair.y, cos_at(angle), sin_at(angle), 0u);
         }
-        k_set(key, select(pair.x, pair.y, j % 2u == 1u));
+        let place = key + p.nope + columns;
+        k_set(place.x, pair.x);
+        k_set(place.y, pair.y);
     } else {
-        let value = column - p.nope - p.rope;
+        let value = item - p.nope - p.pairs;
         v_set(head * p.v + value, kv_at(joint + p.nope + value));
     }
 }

@@ -1,4 +1,5 @@
-// The gradients of the joint keys and values, copied, and of the shared key: the heads added in order, then rotated back.
+// The gradients of the joint keys and values, copied, and of the shared key: the heads added in order, then rotated
+// back. An invocation has a column that is copied, or a pair.
 
 @compute @workgroup_size(64)
 fn main(
@@ -11,15 +12,15 @@ fn main(
     if i >= p.elements {
         return;
     }
-    // Columns of a token: those of kv, then the shared key.
+    // Of a token: the columns of kv, then the pairs of the shared key.
     let joint = p.nope + p.v;
-    let width = p.heads * joint + p.rope;
-    let token = i / width;
-    let column = i % width;
-    let key = p.nope + p.rope;
-    if column < p.heads * joint {
-        let head = token * p.heads + column / joint;
-        let inner = column % joint;
+    let items = p.heads * joint + p.pairs;
+    let token = i / items;
+    let item = i % items;
+    let key = p.nope + 2u * p.pairs;
+    if item < p.heads * joint {
+        let head = token * p.heads + item / joint;
+        let inner = item % joint;
         if inner < p.nope {
             d_kv_set(head * joint + inner, d_k_at(head * key + inner));
         } else {
@@ -27,18 +28,20 @@ fn main(
         }
         return;
     }
-    let j = column - p.heads * joint;
-    let first = j - j % 2u;
+    let j = item - p.heads * joint;
+    let columns = columns_of(j, p.pairs, p.halves);
     var sum = vec2<u32>(0u);
     for (var head = 0u; head < p.heads; head += 1u) {
-        let place = (token * p.heads + head) * key + p.nope + first;
-        let term = vec2<u32>(d_k_at(place), d_k_at(place + 1u));
+        let from = (token * p.heads + head) * key + p.nope + columns;
+        let term = vec2<u32>(d_k_at(from.x), d_k_at(from.y));
         sum = select(vec2<u32>(f32_add(sum.x, term.x), f32_add(sum.y, term.y)), term, head == 0u);
     }
     let position = positions_at(token);
     if position < p.table_rows {
-        let angle = position * (p.rope / 2u) + j / 2u;
+        let angle = position * p.pairs + j;
         sum = rotate(sum.x, sum.y, cos_at(angle), sin_at(angle), 1u);
     }
-    d_k_rope_set(token * p.rope + j, select(sum.x, sum.y, j % 2u == 1u));
+    let place = token * 2u * p.pairs + columns;
+    d_k_rope_set(place.x, sum.x);
+    d_k_rope_set(place.y, sum.y);
 }

@@ -1,4 +1,5 @@
-// Rotary embedding in halves. An invocation has a pair: columns j and j + half of a head.
+// Rotary embedding: the last columns of each head rotated (or back), those before them (the queries of latent attention
+// have such) copied. An invocation has a column that is copied, or a pair.
 
 @compute @workgroup_size(64)
 fn main(
@@ -11,17 +12,22 @@ fn main(
     if i >= p.elements {
         return;
     }
-    let pairs = p.columns / 2u;
-    let token = i / pairs;
-    let head = (i % pairs) / p.half;
-    let j = i % p.half;
-    let place = token * p.columns + head * 2u * p.half + j;
-    var pair = vec2<u32>(x_at(place), x_at(place + p.half));
-    let position = positions_at(token);
+    let items = p.nope + p.pairs;
+    let head = i / items;
+    let item = i % items;
+    let base = head * (p.nope + 2u * p.pairs);
+    if item < p.nope {
+        out_set(base + item, x_at(base + item));
+        return;
+    }
+    let j = item - p.nope;
+    let place = base + p.nope + columns_of(j, p.pairs, p.halves);
+    var pair = vec2<u32>(x_at(place.x), x_at(place.y));
+    let position = positions_at(head / p.heads);
     if position < p.table_rows {
-        let angle = position * p.half + j;
+        let angle = position * p.pairs + j;
         pair = rotate(pair.x, pair.y, cos_at(angle), sin_at(angle), p.inverse);
     }
-    out_set(place, pair.x);
-    out_set(place + p.half, pair.y);
+    out_set(place.x, pair.x);
+    out_set(place.y, pair.y);
 }

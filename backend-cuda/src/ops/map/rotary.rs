@@ -2,44 +2,36 @@
 
 use std::sync::Arc;
 
-use dropless_core::Result;
 use dropless_core::launch::Program;
-use dropless_core::ops::{Mla, MlaGrad, MlaShape, Rotary};
+use dropless_core::ops::{Mla, MlaGrad, MlaShape, Pairs, Rotary};
+use dropless_core::{Result, Tensor};
 
 use super::{RUN, RowWise, threads};
 use crate::device::Gpu;
 use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, ROTATE, RUNS, U32, scalars, word};
 
 scalars!(
-    /// Extents; `half`: pairs of a head; `table_rows`: positions in the tables.
-    pub(crate) struct RotaryScalars { tokens, heads, half, table_rows, inverse }
-);
-
-/// Rows that are rotated by tables.
-const ROTATED: &[Binding] = &[
-    Binding::read("x", FLOAT),
-    Binding::read("positions", U32),
-    Binding::read("cos", F32),
-    Binding::read("sin", F32),
-    Binding::write("out", FLOAT),
-];
-
-/// Reads and writes each element once; the tables come from the caches.
-pub(crate) static ROTARY: Kernel<RotaryScalars> =
-    Kernel::new("rotary", &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/rotary.cu")], ROTATED);
-
-scalars!(
-    /// Extents; `table_rows`: positions in the tables.
-    pub(crate) struct QueryScalars { tokens, heads, nope, rope, table_rows, inverse }
+    /// Extents; `nope`, `pairs`: columns of a head that are copied, and pairs that are rotated; `halves`: whether pairs
+    /// are halves; `table_rows`: positions in the tables.
+    pub(crate) struct RotaryScalars { tokens, heads, nope, pairs, halves, table_rows, inverse }
 );
 
 /// Reads and writes each element once; the tables come from the caches.
-pub(crate) static MLA_QUERY: Kernel<QueryScalars> =
-    Kernel::new("mla_query", &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/mla_query.cu")], ROTATED);
+pub(crate) static ROTARY: Kernel<RotaryScalars> = Kernel::new(
+    "rotary",
+    &[PRELUDE, RUNS, ROTATE, include_str!("../../../../kernels/rotary.cu")],
+    &[
+        Binding::read("x", FLOAT),
+        Binding::read("positions", U32),
+        Binding::read("cos", F32),
+        Binding::read("sin", F32),
+        Binding::write("out", FLOAT),
+    ],
+);
 
 scalars!(
-    /// Extents; `table_rows`: positions in the tables.
-    pub(crate) struct KeyValueScalars { tokens, heads, nope, rope, v, table_rows }
+    /// As [`RotaryScalars`], with the extent of a value.
+    pub(crate) struct KeyValueScalars { tokens, heads, nope, pairs, v, halves, table_rows }
 );
 
 /// Reads the joint keys and values and writes keys and values once; the shared key is rotated anew for each head.
@@ -72,78 +64,97 @@ pub(crate) static MLA_KEY_VALUE_GRAD: Kernel<KeyValueScalars> = Kernel::new(
     ],
 );
 
+fn halves(pairs: Pairs) -> u32 {
+    u32::from(pairs == Pairs::Halves)
+}
+
+/// Runs of a rotated part of `dim` columns, each with its pairs: `rotated_stretch` in `kernels/rotate.cuh`.
+fn rotated_runs(dim: usize, pairs: Pairs) -> usize {
+    let stretch = match pairs {
+        Pairs::Neighbours => dim,
+        Pairs::Halves => dim / 2,
+    };
+    stretch.div_ceil(RUN)
+}
+
+/// Rotates heads of some columns that are copied and `2 * cos.cols()` that are rotated.
+#[derive(Clone, Copy)]
+struct Rotation<'a> {
+    x: &'a Tensor,
+    tables: [&'a Tensor; 3],
+    out: &'a Tensor,
+    nope: usize,
+    pairs: Pairs,
+    inverse: bool,
+}
+
+impl Rotation<'_> {
+    fn queue(self, gpu: &Arc<Gpu>) -> Result<()> {
+        let Rotation { x, tables: [positions, cos, sin], out, nope, pairs, inverse } = self;
+        let (tokens, dim) = (x.rows(), 2 * cos.cols());
+        let heads = x.cols() / (nope + dim);
+        let scalars = RotaryScalars {
+            tokens: word(tokens),
+            heads: word(heads),
+            nope: word(nope),
+            pairs: word(cos.cols()),
+            halves: halves(pairs),
+            table_rows: word(cos.rows()),
+            inverse: u32::from(inverse),
+        };
+        let count = tokens * heads * (nope.div_ceil(RUN) + rotated_runs(dim, pairs));
+        threads(gpu, &ROTARY, &[x, positions, cos, sin, out].map(Some), scalars, count)
+    }
+}
+
 impl RowWise for Rotary<'_> {
     const KERNELS: &'static [&'static Program] = &[&ROTARY.program];
 
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
-        let (tokens, half) = (self.x.rows(), self.cos.cols());
-        let heads = self.x.cols() / (2 * half);
-        let scalars = RotaryScalars {
-            tokens: word(tokens),
-            heads: word(heads),
-            half: word(half),
-            table_rows: word(self.cos.rows()),
-            inverse: u32::from(self.inverse),
-        };
-        let tensors = [Some(self.x), Some(self.positions), Some(self.cos), Some(self.sin), Some(self.out)];
-        threads(gpu, &ROTARY, &tensors, scalars, tokens * heads * half.div_ceil(RUN))
-    }
-}
-
-fn queries(shape: MlaShape, tokens: usize, table_rows: usize, inverse: bool) -> QueryScalars {
-    let MlaShape { heads, nope, rope, .. } = shape;
-    QueryScalars {
-        tokens: word(tokens),
-        heads: word(heads),
-        nope: word(nope),
-        rope: word(rope),
-        table_rows: word(table_rows),
-        inverse: u32::from(inverse),
+        let &Rotary { x, positions, cos, sin, pairs, inverse, out } = self;
+        Rotation { x, tables: [positions, cos, sin], out, nope: 0, pairs, inverse }.queue(gpu)
     }
 }
 
 fn keys_and_values(shape: MlaShape, tokens: usize, table_rows: usize) -> KeyValueScalars {
-    let MlaShape { heads, nope, rope, v } = shape;
+    let MlaShape { heads, nope, rope, v, pairs } = shape;
     KeyValueScalars {
         tokens: word(tokens),
         heads: word(heads),
         nope: word(nope),
-        rope: word(rope),
+        pairs: word(rope / 2),
         v: word(v),
+        halves: halves(pairs),
         table_rows: word(table_rows),
     }
 }
 
 impl RowWise for Mla<'_> {
-    const KERNELS: &'static [&'static Program] = &[&MLA_QUERY.program, &MLA_KEY_VALUE.program];
+    const KERNELS: &'static [&'static Program] = &[&ROTARY.program, &MLA_KEY_VALUE.program];
 
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
-        let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
-        let (tokens, table_rows) = (self.q.rows(), self.cos.rows());
-        let MlaShape { heads, nope, rope, v } = self.shape;
-        let [nope, rope, v] = [nope, rope, v].map(|columns| columns.div_ceil(RUN));
-        let tensors = [Some(self.q_in), positions, cos, sin, Some(self.q)];
-        let scalars = queries(self.shape, tokens, table_rows, false);
-        threads(gpu, &MLA_QUERY, &tensors, scalars, tokens * heads * (nope + rope))?;
-        let tensors = [Some(self.kv), Some(self.k_rope), positions, cos, sin, Some(self.k), Some(self.v)];
-        let scalars = keys_and_values(self.shape, tokens, table_rows);
-        threads(gpu, &MLA_KEY_VALUE, &tensors, scalars, tokens * heads * (nope + rope + v))
+        let tables = [self.positions, self.cos, self.sin];
+        let MlaShape { heads, nope, rope, v, pairs } = self.shape;
+        Rotation { x: self.q_in, tables, out: self.q, nope, pairs, inverse: false }.queue(gpu)?;
+        let tokens = self.q.rows();
+        let tensors = [self.kv, self.k_rope, self.positions, self.cos, self.sin, self.k, self.v].map(Some);
+        let scalars = keys_and_values(self.shape, tokens, self.cos.rows());
+        let runs = nope.div_ceil(RUN) + rotated_runs(rope, pairs) + v.div_ceil(RUN);
+        threads(gpu, &MLA_KEY_VALUE, &tensors, scalars, tokens * heads * runs)
     }
 }
 
 impl RowWise for MlaGrad<'_> {
-    const KERNELS: &'static [&'static Program] = &[&MLA_QUERY.program, &MLA_KEY_VALUE_GRAD.program];
+    const KERNELS: &'static [&'static Program] = &[&ROTARY.program, &MLA_KEY_VALUE_GRAD.program];
 
     fn queue(&self, gpu: &Arc<Gpu>) -> Result<()> {
-        let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
-        let (tokens, table_rows) = (self.d_q.rows(), self.cos.rows());
-        let MlaShape { heads, nope, rope, v } = self.shape;
-        let [nope, rope, v] = [nope, rope, v].map(|columns| columns.div_ceil(RUN));
-        let tensors = [Some(self.d_q), positions, cos, sin, Some(self.d_q_in)];
-        let scalars = queries(self.shape, tokens, table_rows, true);
-        threads(gpu, &MLA_QUERY, &tensors, scalars, tokens * heads * (nope + rope))?;
-        let tensors = [Some(self.d_k), Some(self.d_v), positions, cos, sin, Some(self.d_kv), Some(self.d_k_rope)];
-        let scalars = keys_and_values(self.shape, tokens, table_rows);
-        threads(gpu, &MLA_KEY_VALUE_GRAD, &tensors, scalars, tokens * (heads * (nope + v) + rope))
+        let tables = [self.positions, self.cos, self.sin];
+        let MlaShape { heads, nope, rope, v, pairs } = self.shape;
+        Rotation { x: self.d_q, tables, out: self.d_q_in, nope, pairs, inverse: true }.queue(gpu)?;
+        let tokens = self.d_q.rows();
+        let tensors = [self.d_k, self.d_v, self.positions, self.cos, self.sin, self.d_kv, self.d_k_rope].map(Some);
+        let scalars = keys_and_values(self.shape, tokens, self.cos.rows());
+        let runs = heads * (nope.div_ceil(RUN) + v.div_ceil(RUN)) + rotated_runs(rope, pairs);
+        threads(gpu, &MLA_KEY_VALUE_GRAD, &tensors, scalars, tokens * runs)
     }
 }

@@ -1,7 +1,7 @@
 //! Rotary embedding, and the assembly of latent attention.
 
 use dropless_core::launch::Program;
-use dropless_core::ops::{Mla, MlaGrad, MlaShape, Rotary};
+use dropless_core::ops::{Mla, MlaGrad, MlaShape, Pairs, Rotary};
 use dropless_core::{Result, Tensor};
 
 use super::{RowWise, elements};
@@ -9,8 +9,9 @@ use crate::dispatch::Stream;
 use crate::shader::{Binding, F32, FLOAT, FORMATS, PRELUDE, ROTATE, Shader, U32, scalars, word};
 
 scalars!(
-    /// `elements`: pairs; `half`: pairs of a head; `table_rows`: positions in the tables.
-    pub(crate) struct RotaryScalars { elements, columns, half, table_rows, inverse }
+    /// `elements`: columns that are copied and pairs; the other extents are those of a head, with `heads` of a token;
+    /// `halves`: whether pairs are halves; `table_rows`: positions in the tables.
+    pub(crate) struct RotaryScalars { elements, heads, nope, pairs, halves, table_rows, inverse }
 );
 
 pub(crate) static ROTARY: Shader<RotaryScalars> = Shader::new(
@@ -26,25 +27,8 @@ pub(crate) static ROTARY: Shader<RotaryScalars> = Shader::new(
 );
 
 scalars!(
-    /// Extents; `elements`: all queries; `table_rows`: positions in the tables.
-    pub(crate) struct QueryScalars { elements, heads, nope, rope, table_rows, inverse }
-);
-
-pub(crate) static MLA_QUERY: Shader<QueryScalars> = Shader::new(
-    "mla_query",
-    &[PRELUDE, FORMATS, ROTATE, include_str!("../../../../shaders/mla_query.wgsl")],
-    &[
-        Binding::read("x", FLOAT),
-        Binding::read("positions", U32),
-        Binding::read("cos", F32),
-        Binding::read("sin", F32),
-        Binding::write("out", FLOAT),
-    ],
-);
-
-scalars!(
-    /// Extents; `elements`: what is written; `table_rows`: positions in the tables.
-    pub(crate) struct KeyValueScalars { elements, heads, nope, rope, v, table_rows }
+    /// As [`RotaryScalars`], with the extent of a value.
+    pub(crate) struct KeyValueScalars { elements, heads, nope, pairs, v, halves, table_rows }
 );
 
 pub(crate) static MLA_KEY_VALUE: Shader<KeyValueScalars> = Shader::new(
@@ -75,59 +59,83 @@ pub(crate) static MLA_KEY_VALUE_GRAD: Shader<KeyValueScalars> = Shader::new(
     ],
 );
 
+fn halves(pairs: Pairs) -> u32 {
+    u32::from(pairs == Pairs::Halves)
+}
+
+/// Rotates heads of some columns that are copied and `2 * cos.cols()` that are rotated.
+#[derive(Clone, Copy)]
+struct Rotation<'a> {
+    x: &'a Tensor,
+    tables: [&'a Tensor; 3],
+    out: &'a Tensor,
+    nope: usize,
+    pairs: Pairs,
+    inverse: bool,
+}
+
+impl Rotation<'_> {
+    fn queue(self, stream: &Stream) -> Result<()> {
+        let Rotation { x, tables: [positions, cos, sin], out, nope, pairs, inverse } = self;
+        let heads = x.cols() / (nope + 2 * cos.cols());
+        let count = x.rows() * heads * (nope + cos.cols());
+        let scalars = RotaryScalars {
+            elements: word(count),
+            heads: word(heads),
+            nope: word(nope),
+            pairs: word(cos.cols()),
+            halves: halves(pairs),
+            table_rows: word(cos.rows()),
+            inverse: u32::from(inverse),
+        };
+        elements(stream, &ROTARY, &[x, positions, cos, sin, out].map(Some), scalars, count)
+    }
+}
+
 impl RowWise for Rotary<'_> {
     const SHADERS: &'static [&'static Program] = &[&ROTARY.program];
 
     fn queue(&self, stream: &Stream) -> Result<()> {
-        let pairs = self.x.len() / 2;
-        let scalars = RotaryScalars {
-            elements: word(pairs),
-            columns: word(self.x.cols()),
-            half: word(self.cos.cols()),
-            table_rows: word(self.cos.rows()),
-            inverse: u32::from(self.inverse),
-        };
-        let tensors = [Some(self.x), Some(self.positions), Some(self.cos), Some(self.sin), Some(self.out)];
-        elements(stream, &ROTARY, &tensors, scalars, pairs)
+        let &Rotary { x, positions, cos, sin, pairs, inverse, out } = self;
+        Rotation { x, tables: [positions, cos, sin], out, nope: 0, pairs, inverse }.queue(stream)
     }
 }
 
-fn queries(shape: MlaShape, count: usize, cos: &Tensor, inverse: bool) -> QueryScalars {
-    let MlaShape { heads, nope, rope, .. } = shape;
-    let (table_rows, inverse) = (word(cos.rows()), u32::from(inverse));
-    QueryScalars { elements: word(count), heads: word(heads), nope: word(nope), rope: word(rope), table_rows, inverse }
-}
-
 fn keys_and_values(shape: MlaShape, count: usize, cos: &Tensor) -> KeyValueScalars {
-    let MlaShape { heads, nope, rope, v } = shape;
-    let [heads, nope, rope, v] = [heads, nope, rope, v].map(word);
-    KeyValueScalars { elements: word(count), heads, nope, rope, v, table_rows: word(cos.rows()) }
+    let MlaShape { heads, nope, rope, v, pairs } = shape;
+    KeyValueScalars {
+        elements: word(count),
+        heads: word(heads),
+        nope: word(nope),
+        pairs: word(rope / 2),
+        v: word(v),
+        halves: halves(pairs),
+        table_rows: word(cos.rows()),
+    }
 }
 
 impl RowWise for Mla<'_> {
-    const SHADERS: &'static [&'static Program] = &[&MLA_QUERY.program, &MLA_KEY_VALUE.program];
+    const SHADERS: &'static [&'static Program] = &[&ROTARY.program, &MLA_KEY_VALUE.program];
 
     fn queue(&self, stream: &Stream) -> Result<()> {
-        let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
-        let count = self.q.len();
-        let tensors = [Some(self.q_in), positions, cos, sin, Some(self.q)];
-        elements(stream, &MLA_QUERY, &tensors, queries(self.shape, count, self.cos, false), count)?;
-        let count = self.k.len() + self.v.len();
-        let tensors = [Some(self.kv), Some(self.k_rope), positions, cos, sin, Some(self.k), Some(self.v)];
+        let tables = [self.positions, self.cos, self.sin];
+        let MlaShape { heads, nope, rope, v, pairs } = self.shape;
+        Rotation { x: self.q_in, tables, out: self.q, nope, pairs, inverse: false }.queue(stream)?;
+        let count = self.q.rows() * heads * (nope + rope / 2 + v);
+        let tensors = [self.kv, self.k_rope, self.positions, self.cos, self.sin, self.k, self.v].map(Some);
         elements(stream, &MLA_KEY_VALUE, &tensors, keys_and_values(self.shape, count, self.cos), count)
     }
 }
 
 impl RowWise for MlaGrad<'_> {
-    const SHADERS: &'static [&'static Program] = &[&MLA_QUERY.program, &MLA_KEY_VALUE_GRAD.program];
+    const SHADERS: &'static [&'static Program] = &[&ROTARY.program, &MLA_KEY_VALUE_GRAD.program];
 
     fn queue(&self, stream: &Stream) -> Result<()> {
-        let [positions, cos, sin] = [Some(self.positions), Some(self.cos), Some(self.sin)];
-        let count = self.d_q.len();
-        let tensors = [Some(self.d_q), positions, cos, sin, Some(self.d_q_in)];
-        elements(stream, &MLA_QUERY, &tensors, queries(self.shape, count, self.cos, true), count)?;
-        let count = self.d_kv.len() + self.d_k_rope.len();
-        let tensors = [Some(self.d_k), Some(self.d_v), positions, cos, sin, Some(self.d_kv), Some(self.d_k_rope)];
+        let tables = [self.positions, self.cos, self.sin];
+        let MlaShape { heads, nope, rope, v, pairs } = self.shape;
+        Rotation { x: self.d_q, tables, out: self.d_q_in, nope, pairs, inverse: true }.queue(stream)?;
+        let count = self.d_q.rows() * (heads * (nope + v) + rope / 2);
+        let tensors = [self.d_k, self.d_v, self.positions, self.cos, self.sin, self.d_kv, self.d_k_rope].map(Some);
         elements(stream, &MLA_KEY_VALUE_GRAD, &tensors, keys_and_values(self.shape, count, self.cos), count)
     }
 }
