@@ -153,6 +153,10 @@ VARIANTS = {
     "deepseek_eps": deepseek(rms_norm_eps=1e-2),
     "deepseek_tied": deepseek(tie_word_embeddings=True),
     # Rotary positions.
+    "deepseek_halves": deepseek(rope_interleave=False, qk_rope_head_dim=12, ids=(2, 48)),
+    "deepseek_halves_null": deepseek(
+        rope_interleave=None, rope_parameters=YARN | {"rope_type": "yarn", "rope_theta": 10000.0, "mscale_all_dim": 1.3}
+    ),
     "deepseek_theta": deepseek(rope_parameters={"rope_theta": 1e6, "rope_type": "default"}),
     "deepseek_older": deepseek(**OLDER | {"rope_theta": 50000.0, "rope_scaling": None}),
     "deepseek_yarn": deepseek(
@@ -264,6 +268,8 @@ KEPT = [
     "deepseek_next_token_module",
     "deepseek_tied",
     "deepseek_yarn_mscale",
+    "deepseek_halves",
+    "deepseek_halves_null",
     "qwen3_one_kv_head",
     "qwen3_mixed",
     "qwen3_yarn_untruncated",

@@ -295,10 +295,19 @@ fn believes_offsets(text: String) -> String {
     text.replace("max(begin, min(offset, min(last, rows)))", "offset")
 }
 
+/// Whatever the pairs are.
+fn rotates_neighbours(text: String) -> String {
+    text.replace("halves == 1u", "false")
+}
+
+fn rotates_halves(text: String) -> String {
+    text.replace("halves == 1u", "true")
+}
+
 #[test]
 fn the_harness_passes_the_shaders_as_they_are() {
     if adapter() {
-        for problem in ["cast", "gather_rows", "grouped_gemm_hopper"] {
+        for problem in ["cast", "gather_rows", "rotary", "mla", "grouped_gemm_hopper"] {
             report(problem, |_, numerics| mutated(numerics, std::convert::identity)).unwrap();
         }
     }
@@ -358,5 +367,15 @@ fn the_harness_notices_a_shader_that_reads_what_lies_behind() {
 fn the_harness_notices_a_shader_that_believes_offsets() {
     if adapter() {
         report("group_quantize_ragged", |_, numerics| mutated(numerics, believes_offsets)).unwrap_err();
+    }
+}
+
+#[test]
+fn the_harness_notices_a_shader_that_knows_one_kind_of_rotary_pairs() {
+    if adapter() {
+        for problem in ["rotary", "mla"] {
+            report(problem, |_, numerics| mutated(numerics, rotates_neighbours)).unwrap_err();
+            report(problem, |_, numerics| mutated(numerics, rotates_halves)).unwrap_err();
+        }
     }
 }

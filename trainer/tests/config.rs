@@ -4,6 +4,8 @@
 
 use dropless::Config;
 use dropless::config::{ModelConfig, Policy, Recipe};
+use dropless_core::ops::Pairs;
+use dropless_model::attention::AttentionConfig;
 use dropless_model::families::DeepseekV3;
 use dropless_model::hf::SpecialTokens;
 use dropless_model::rope::Scaling;
@@ -451,7 +453,6 @@ fn f08_what_other_libraries_would_read_as_another_model_is_refused_when_a_run_st
         ("deepseek_v3_a", json!({"scoring_func": "softmax"}), &["scoring_func", "softmax"][..]),
         ("deepseek_v3_a", json!({"n_group": 8}), &["n_group is 8"]),
         ("deepseek_v3_a", json!({"num_key_value_heads": 2}), &["num_key_value_heads is 2", "num_attention_heads is 4"]),
-        ("deepseek_v3_a", json!({"rope_interleave": false}), &["rope_interleave", "false"]),
         ("deepseek_v3_a", json!({"topk_method": "greedy"}), &["topk_method", "greedy"]),
         ("deepseek_v3_a", json!({"moe_layer_freq": 2}), &["moe_layer_freq", "2"]),
         ("qwen3_moe_a", json!({"use_sliding_window": true}), &["use_sliding_window"]),
@@ -464,6 +465,41 @@ fn f08_what_other_libraries_would_read_as_another_model_is_refused_when_a_run_st
             Err(error) => assert_names(&error.to_string(), words),
             Ok(model) => panic!("{reference}: {changes} was read as {model:?}"),
         }
+    }
+}
+
+#[test]
+fn rotary_pairs_of_latent_attention_are_read_and_exported() {
+    let pairs = |model: &ModelConfig| match model.architecture().attention {
+        AttentionConfig::Mla(attention) => attention.pairs,
+        AttentionConfig::Gqa(attention) => attention.pairs,
+    };
+    let exported = |model: &ModelConfig| -> Value {
+        let fields: Value = serde_json::from_str(&model.to_hf(&SpecialTokens::default())).unwrap();
+        fields["rope_interleave"].clone()
+    };
+    // What another library takes of a null is false; only an absent key is true.
+    for (given, want) in [(json!(true), true), (json!(false), false), (Value::Null, false)] {
+        let model = changed("deepseek_v3_a", json!({"rope_interleave": given})).unwrap();
+        assert_eq!(pairs(&model), if want { Pairs::Neighbours } else { Pairs::Halves });
+        assert_eq!(exported(&model), json!(want));
+        assert_eq!(read(&model.to_hf(&SpecialTokens::default())).unwrap(), model);
+    }
+    let absent = read(&std::fs::read_to_string(format!("{REFERENCE}/deepseek_tied/config.json")).unwrap()).unwrap();
+    assert_eq!((pairs(&absent), exported(&absent)), (Pairs::Neighbours, json!(true)));
+    assert_names(
+        &changed("deepseek_v3_a", json!({"rope_interleave": 1})).unwrap_err().to_string(),
+        &["rope_interleave"],
+    );
+
+    let config = load(&["model.rope_interleave=false"]).unwrap();
+    assert_eq!((pairs(&config.model), exported(&config.model)), (Pairs::Halves, json!(false)));
+    assert_eq!(Config::from_toml(&config.to_toml(), "config.toml").unwrap(), config);
+    assert_eq!(pairs(&load(&[]).unwrap().model), Pairs::Neighbours);
+    for family in ["qwen3_moe", "mixtral"] {
+        let family = format!("model.family={family}");
+        assert_eq!(pairs(&load(&[&family]).unwrap().model), Pairs::Halves);
+        assert_names(&refusal(1, &[&family, "model.rope_interleave=true"]), &["unknown key", "model.rope_interleave"]);
     }
 }
 

@@ -4,7 +4,7 @@
 //! Queries, keys and values are one product, whose matrix holds the three projections one below the other. Saved
 //! activations are as in [`super::mla`]: loaded, or computed from the ones before them.
 
-use dropless_core::ops::{CopyColumns, Rotary};
+use dropless_core::ops::{CopyColumns, Pairs, Rotary};
 use dropless_core::{Backend, Result, Tensor};
 
 use super::softmax::{Heads, SoftmaxSaved};
@@ -15,7 +15,7 @@ use crate::params::{Builder, Id};
 use crate::single;
 use crate::weights::Weights;
 
-/// The extents of grouped-query attention.
+/// The extents of grouped-query attention, and its variants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Query heads.
@@ -26,6 +26,8 @@ pub struct Config {
     pub head_dim: usize,
     /// Whether queries and keys are normalised, each head with the same weight.
     pub qk_norm: bool,
+    /// How the columns of a head form rotary pairs.
+    pub pairs: Pairs,
 }
 
 impl Config {
@@ -88,6 +90,7 @@ impl Description {
             output: weights.get(self.output)?,
             columns: config.columns(),
             heads: Heads { heads, kv_heads, qk_dim: head_dim, v_dim: head_dim, scale },
+            pairs: config.pairs,
         })
     }
 }
@@ -102,6 +105,7 @@ pub(crate) struct Gqa {
     /// Of queries, keys and values.
     columns: [usize; 3],
     heads: Heads,
+    pairs: Pairs,
 }
 
 /// What the backward pass needs. Queries and keys before their norms are kept with the projected ones.
@@ -157,7 +161,7 @@ impl Gqa {
     fn rotate(&self, c: Context<'_>, x: &Tensor, inverse: bool) -> Result<Tensor> {
         let out = alloc(c.backend, x.dtype(), x.shape())?;
         let (positions, cos, sin) = (&c.inputs.positions, &c.rope.cos, &c.rope.sin);
-        Rotary { x, positions, cos, sin, inverse, out: &out }.run(c.backend)?;
+        Rotary { x, positions, cos, sin, pairs: self.pairs, inverse, out: &out }.run(c.backend)?;
         Ok(out)
     }
 

@@ -4,7 +4,7 @@
 //! Each activation that the backward pass needs has a function here that loads it, or computes it from the ones before
 //! it and saves it. The forward pass calls the last of them; so does a backward pass under activation checkpointing.
 
-use dropless_core::ops::{CopyColumns, Fill, Mla as MlaOp, MlaGrad, MlaShape};
+use dropless_core::ops::{CopyColumns, Fill, Mla as MlaOp, MlaGrad, MlaShape, Pairs};
 use dropless_core::{Backend, Result, Tensor};
 
 use super::softmax::{Heads, SoftmaxSaved};
@@ -15,7 +15,7 @@ use crate::params::{Builder, Id};
 use crate::rope::Rope;
 use crate::weights::Weights;
 
-/// The extents of latent attention.
+/// The extents of latent attention, and its variants.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Heads.
@@ -30,6 +30,8 @@ pub struct Config {
     pub rope: usize,
     /// Elements of a value.
     pub v: usize,
+    /// How the elements with rotary position form pairs.
+    pub pairs: Pairs,
     /// Epsilon of the norms of the latents, whatever that of the other norms is.
     pub latent_eps: f32,
 }
@@ -89,7 +91,7 @@ pub(crate) struct Description {
 
 impl Description {
     pub(super) fn build(&self, config: &Config, rope: &Rope, eps: f32, weights: Weights<'_>) -> Result<Mla> {
-        let &Config { heads, nope, rope: rotary, v, .. } = config;
+        let &Config { heads, nope, rope: rotary, v, pairs, .. } = config;
         let scale = rope.softmax_scale(nope + rotary);
         Ok(Mla {
             norm: weights.norm(self.norm, eps)?,
@@ -102,7 +104,7 @@ impl Description {
             kv_norm: weights.norm(self.kv_norm, config.latent_eps)?,
             kv_b: weights.get(self.kv_b)?,
             output: weights.get(self.output)?,
-            shape: MlaShape { heads, nope, rope: rotary, v },
+            shape: MlaShape { heads, nope, rope: rotary, v, pairs },
             heads: Heads { heads, kv_heads: heads, qk_dim: nope + rotary, v_dim: v, scale },
         })
     }
@@ -291,7 +293,7 @@ impl Mla {
         wgrad(b, t, dy, &out, &self.output)?;
         let d_out = dgrad(b, t, dy, &self.output, element)?;
         let [d_q, d_k, d_v] = s.softmax.backward(c, self.heads, &qkv, &out, &d_out)?;
-        let MlaShape { heads, nope, rope, v: v_dim } = self.shape;
+        let MlaShape { heads, nope, rope, v: v_dim, .. } = self.shape;
         let rows = t.count();
         let d_q_in = alloc(b, element, d_q.shape())?;
         let d_kv = alloc(b, element, &[rows, heads * (nope + v_dim)])?;

@@ -1,7 +1,7 @@
 //! DeepSeek-V3 (arXiv 2412.19437), and Kimi-K2 in bf16: latent attention, sigmoid scores, experts in groups that a
 //! selection bias balances, shared experts, a multi-token-prediction module.
 
-use dropless_core::ops::Score;
+use dropless_core::ops::{Pairs, Score};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -64,6 +64,9 @@ pub struct DeepseekV3 {
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
+    /// Whether the two elements of a rotary pair are neighbours; else they are half of the rotary elements apart.
+    #[serde(default = "yes")]
+    pub rope_interleave: bool,
     /// Longest sequence, in tokens.
     pub max_position_embeddings: usize,
     /// Standard deviation of the initial weights.
@@ -77,6 +80,10 @@ pub struct DeepseekV3 {
     /// Context extension.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_scaling: Option<Scaling>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// How router logits become scores. Files of the family may name it; other libraries always take the sigmoid.
@@ -158,6 +165,10 @@ impl Family for DeepseekV3 {
         vec![("q_lora_rank", json!(1536)), ("n_shared_experts", json!(1))]
     }
 
+    fn null() -> Vec<(&'static str, Value)> {
+        vec![("rope_interleave", json!(false))]
+    }
+
     fn check_derived(fields: &Map<String, Value>) -> Check {
         let given = |key: &str| fields.get(key).filter(|value| !value.is_null());
         match (given("num_key_value_heads"), given("num_attention_heads")) {
@@ -173,7 +184,6 @@ impl Family for DeepseekV3 {
         vec![
             ("hidden_act", json!("silu")),
             ("attention_bias", json!(false)),
-            ("rope_interleave", json!(true)),
             ("moe_layer_freq", json!(1)),
             ("topk_method", json!("noaux_tc")),
         ]
@@ -208,6 +218,7 @@ impl Family for DeepseekV3 {
             nope: self.qk_nope_head_dim,
             rope: self.qk_rope_head_dim,
             v: self.v_head_dim,
+            pairs: if self.rope_interleave { Pairs::Neighbours } else { Pairs::Halves },
             latent_eps: LATENT_EPS,
         };
         Architecture {

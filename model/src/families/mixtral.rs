@@ -1,7 +1,7 @@
 //! Mixtral (arXiv 2401.04088): grouped-query attention, every layer a Mixture-of-Experts layer, softmax over the chosen
 //! experts (the same as over all, divided by the sum of the chosen).
 
-use dropless_core::ops::Score;
+use dropless_core::ops::{Pairs, Score};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -84,7 +84,8 @@ impl Family for Mixtral {
     fn architecture(&self) -> Architecture {
         let head_dim = self.head_dim();
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
-        let attention = gqa::Config { heads, kv_heads: kv_heads.unwrap_or(heads), head_dim, qk_norm: false };
+        let kv_heads = kv_heads.unwrap_or(heads);
+        let attention = gqa::Config { heads, kv_heads, head_dim, qk_norm: false, pairs: Pairs::Halves };
         let moe = MoeConfig {
             experts: self.num_local_experts,
             top_k: self.num_experts_per_tok,

@@ -47,6 +47,11 @@ pub trait Family: Serialize + DeserializeOwned {
         Vec::new()
     }
 
+    /// The values of keys that are null in a `config.json`, where they differ from what an absent field means here.
+    fn null() -> Vec<(&'static str, Value)> {
+        Vec::new()
+    }
+
     /// Verifies the keys of a `config.json` that are derived from others.
     ///
     /// # Errors
@@ -134,6 +139,7 @@ macro_rules! families {
                         tokens: <$family as Family>::TOKENS,
                         fixed: <$family as Family>::fixed(),
                         absent: <$family as Family>::absent(),
+                        null: <$family as Family>::null(),
                         theta: <$family as Family>::THETA,
                         check_derived: <$family as Family>::check_derived,
                     });
@@ -159,6 +165,7 @@ pub(crate) struct Form {
     pub(crate) tokens: (Option<u32>, Option<u32>),
     pub(crate) fixed: Vec<(&'static str, Value)>,
     pub(crate) absent: Vec<(&'static str, Value)>,
+    pub(crate) null: Vec<(&'static str, Value)>,
     pub(crate) theta: f64,
     pub(crate) check_derived: fn(&Map<String, Value>) -> std::result::Result<(), String>,
 }

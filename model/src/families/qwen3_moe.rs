@@ -1,7 +1,7 @@
 //! Qwen3-MoE (arXiv 2505.09388): grouped-query attention with a norm per head, softmax scores over all experts, sparse
 //! layers at a fixed step with exceptions.
 
-use dropless_core::ops::Score;
+use dropless_core::ops::{Pairs, Score};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -126,7 +126,8 @@ impl Family for Qwen3Moe {
     fn architecture(&self) -> Architecture {
         let head_dim = self.head_dim();
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
-        let attention = gqa::Config { heads, kv_heads: kv_heads.unwrap_or(heads), head_dim, qk_norm: true };
+        let kv_heads = kv_heads.unwrap_or(heads);
+        let attention = gqa::Config { heads, kv_heads, head_dim, qk_norm: true, pairs: Pairs::Halves };
         Architecture {
             vocab: self.vocab_size,
             hidden: self.hidden_size,

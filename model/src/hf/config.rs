@@ -104,6 +104,9 @@ impl HfConfig {
                 fields.entry(*key).or_insert_with(|| value.clone());
             }
         }
+        for (key, value) in form.null.iter().filter(|(key, _)| all.get(*key).is_some_and(Value::is_null)) {
+            fields.insert((*key).to_owned(), value.clone());
+        }
         let rope = rope(&all, form.theta)?;
         fields.remove("rope_scaling");
         fields.extend(rope);

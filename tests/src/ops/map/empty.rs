@@ -13,7 +13,7 @@ fn b252_every_op_accepts_tensors_without_rows() {
         let rows = |cols: usize| float(&[0, cols]);
         let none = || integers(b, &[0], &[]);
         let (one, x) = (float(&[1]), rows(16));
-        let shape = MlaShape { heads: 2, nope: 4, rope: 2, v: 4 };
+        let shape = MlaShape { heads: 2, nope: 4, rope: 2, v: 4, pairs: Pairs::Neighbours };
         let (cos, sin) = (float(&[3, 1]), float(&[3, 1]));
         let untouched = |t: &Tensor| assert!(read(b, t).iter().all(|&x| x == GUARD));
         let run = |op: Map<'_>| op.run(b).unwrap_or_else(|error| panic!("{}: {error}", op.name()));
@@ -74,7 +74,8 @@ fn b252_every_op_accepts_tensors_without_rows() {
             shape,
         }
         .into());
-        run(Rotary { x: &x, positions: &none(), cos: &cos, sin: &sin, inverse: false, out: &rows(16) }.into());
+        let (pairs, inverse) = (Pairs::Halves, false);
+        run(Rotary { x: &x, positions: &none(), cos: &cos, sin: &sin, pairs, inverse, out: &rows(16) }.into());
         let (slots, leaves) = (integers(b, &[0, 2], &[]), (0, 4));
         run(Combine {
             x: &x,

@@ -1,11 +1,13 @@
 //! Rotary embedding and the assembly of latent attention.
 
-use dropless_core::ops::{Mla, MlaGrad, MlaShape, Rotary};
+use dropless_core::ops::{Mla, MlaGrad, MlaShape, Pairs, Rotary};
 use dropless_core::{DType, Tensor};
 
 use crate::differential::{Maker, Problem};
 
 pub(super) const PROBLEMS: &[Problem] = &[Problem::new("rotary", rotary), Problem::new("mla", mla)];
+
+const PAIRS: [Pairs; 2] = [Pairs::Neighbours, Pairs::Halves];
 
 /// Positions and tables for `tokens` tokens and `pairs` pairs.
 fn tables(m: &mut Maker<'_>, tokens: usize, pairs: usize) -> [Tensor; 3] {
@@ -19,15 +21,15 @@ fn rotary(m: &mut Maker<'_>) {
     let [positions, cos, sin] = tables(m, tokens, half);
     let shape = [tokens, heads * 2 * half];
     let (x, out) = (m.tensor(dtype, &shape), m.output("out", dtype, &shape));
-    let inverse = m.flag();
-    m.run(Rotary { x: &x, positions: &positions, cos: &cos, sin: &sin, inverse, out: &out }, Rotary::run);
+    let (inverse, pairs) = (m.flag(), m.one_of(&PAIRS));
+    m.run(Rotary { x: &x, positions: &positions, cos: &cos, sin: &sin, pairs, inverse, out: &out }, Rotary::run);
 }
 
 fn mla(m: &mut Maker<'_>) {
     let (tokens, heads, nope, pairs, v) = (m.extent(20), m.extent(5), m.below(40), m.extent(20), m.extent(30));
     let (rope, dtype) = (2 * pairs, m.float());
-    let shape = MlaShape { heads, nope, rope, v };
     let [positions, cos, sin] = tables(m, tokens, pairs);
+    let shape = MlaShape { heads, nope, rope, v, pairs: m.one_of(&PAIRS) };
     let queries = [tokens, heads * (nope + rope)];
     let q_in = m.tensor(dtype, &queries);
     let [q, k] = ["q", "k"].map(|name| m.output(name, dtype, &queries));
@@ -69,10 +71,11 @@ fn mla(m: &mut Maker<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use dropless_core::ops::{Mla, MlaGrad, MlaShape, Rotary};
+    use dropless_core::ops::{Mla, MlaGrad, MlaShape, Pairs, Rotary};
     use dropless_core::{Backend, DType};
 
     use super::super::harness::*;
+    use super::PAIRS;
 
     const POSITIONS: usize = 20;
 
@@ -91,9 +94,17 @@ mod tests {
         [(a * c - b * s, bound(a * c, b * s)), (b * c + a * s, bound(b * c, a * s))]
     }
 
+    /// The columns of pair i of `count`.
+    fn columns(pairs: Pairs, i: usize, count: usize) -> [usize; 2] {
+        match pairs {
+            Pairs::Neighbours => [2 * i, 2 * i + 1],
+            Pairs::Halves => [i, i + count],
+        }
+    }
+
     #[test]
-    fn rotary_turns_the_halves_of_every_head_and_back() {
-        for dtype in FLOATS {
+    fn rotary_turns_the_pairs_of_every_head_and_back() {
+        for (dtype, pairs) in FLOATS.into_iter().flat_map(|dtype| PAIRS.map(|pairs| (dtype, pairs))) {
             for (tokens, heads, dim) in [(1, 1, 2), (70, 3, 10), (33, 2, 64)] {
                 let half = dim / 2;
                 let table = tables(half);
@@ -108,6 +119,7 @@ mod tests {
                             positions: &integers(b, &[tokens], &positions),
                             cos: &floats(b, DType::F32, &[POSITIONS, half], &table[0]),
                             sin: &floats(b, DType::F32, &[POSITIONS, half], &table[1]),
+                            pairs,
                             inverse,
                             out: &out,
                         }
@@ -116,9 +128,11 @@ mod tests {
                         vec![read(b, &out)]
                     });
                     let mut want = vec![(0.0, 0.0); x.len()];
-                    for at in (0..x.len()).filter(|at| at % dim < half) {
-                        let angle = positions[at / (heads * dim)] as usize * half + at % dim;
-                        [want[at], want[at + half]] = rotated(&table, angle, x[at], x[at + half], inverse);
+                    for pair in 0..x.len() / 2 {
+                        let (head, i) = (pair / half, pair % half);
+                        let [a, b] = columns(pairs, i, half).map(|column| head * dim + column);
+                        let angle = positions[head / heads] as usize * half + i;
+                        [want[a], want[b]] = rotated(&table, angle, x[a], x[b], inverse);
                     }
                     close(dtype, &got[0], &want);
                 }
@@ -126,14 +140,16 @@ mod tests {
         }
     }
 
-    const SHAPE: MlaShape = MlaShape { heads: 3, nope: 5, rope: 4, v: 7 };
+    fn shape(pairs: Pairs) -> MlaShape {
+        MlaShape { heads: 3, nope: 5, rope: 4, v: 7, pairs }
+    }
 
     /// Columns of q, kv, k_rope and v.
     const COLUMNS: [usize; 4] = [3 * (5 + 4), 3 * (5 + 7), 4, 3 * 7];
 
     /// q, k and v.
-    fn mla(dtype: DType, tokens: usize, positions: &[u32], inputs: [&[f32]; 3]) -> [Vec<f32>; 3] {
-        let table = tables(2);
+    fn mla(dtype: DType, pairs: Pairs, positions: &[u32], inputs: [&[f32]; 3]) -> [Vec<f32>; 3] {
+        let (tokens, table) = (positions.len(), tables(2));
         everywhere(|b| {
             let [q, k, v] = [0, 0, 3].map(|i: usize| guarded(b, dtype, &[tokens, COLUMNS[i]]));
             let matrix = |i: usize| floats(b, dtype, &[tokens, COLUMNS[i]], inputs[i]);
@@ -147,7 +163,7 @@ mod tests {
                 q: &q,
                 k: &k,
                 v: &v,
-                shape: SHAPE,
+                shape: shape(pairs),
             }
             .run(b)
             .unwrap();
@@ -158,8 +174,8 @@ mod tests {
     }
 
     /// d_q_in, d_kv and d_k_rope.
-    fn mla_grad(dtype: DType, tokens: usize, positions: &[u32], grads: [&[f32]; 3]) -> [Vec<f32>; 3] {
-        let table = tables(2);
+    fn mla_grad(dtype: DType, pairs: Pairs, positions: &[u32], grads: [&[f32]; 3]) -> [Vec<f32>; 3] {
+        let (tokens, table) = (positions.len(), tables(2));
         everywhere(|b| {
             let [d_q_in, d_kv, d_k_rope] = [0, 1, 2].map(|i: usize| guarded(b, dtype, &[tokens, COLUMNS[i]]));
             let matrix = |i: usize, column: usize| floats(b, dtype, &[tokens, COLUMNS[column]], grads[i]);
@@ -173,7 +189,7 @@ mod tests {
                 d_q_in: &d_q_in,
                 d_kv: &d_kv,
                 d_k_rope: &d_k_rope,
-                shape: SHAPE,
+                shape: shape(pairs),
             }
             .run(b)
             .unwrap();
@@ -184,21 +200,24 @@ mod tests {
     }
 
     #[test]
-    fn mla_rotates_neighbouring_pairs_and_repeats_the_shared_key() {
+    fn mla_rotates_pairs_and_repeats_the_shared_key() {
         let (tokens, table) = (70, tables(2));
-        let MlaShape { heads, nope, rope, v } = SHAPE;
-        for dtype in FLOATS {
+        for (dtype, pairs) in FLOATS.into_iter().flat_map(|dtype| PAIRS.map(|pairs| (dtype, pairs))) {
+            let MlaShape { heads, nope, rope, v, .. } = shape(pairs);
             let mut random = Random(9);
             let [q_in, kv, k_rope] = [0, 1, 2].map(|i: usize| random.floats(dtype, tokens * COLUMNS[i], 1.0));
             let positions = random.indices(tokens, POSITIONS);
-            let got = mla(dtype, tokens, &positions, [&q_in, &kv, &k_rope]);
+            let got = mla(dtype, pairs, &positions, [&q_in, &kv, &k_rope]);
             let (mut q, mut k, mut values) = (Vec::new(), Vec::new(), Vec::new());
             for head in 0..tokens * heads {
                 let t = head / heads;
                 let rotary = |x: &[f32]| -> Vec<(f64, f64)> {
-                    (0..rope / 2)
-                        .flat_map(|i| rotated(&table, positions[t] as usize * 2 + i, x[2 * i], x[2 * i + 1], false))
-                        .collect()
+                    let mut out = vec![(0.0, 0.0); rope];
+                    for i in 0..rope / 2 {
+                        let [a, b] = columns(pairs, i, rope / 2);
+                        [out[a], out[b]] = rotated(&table, positions[t] as usize * 2 + i, x[a], x[b], false);
+                    }
+                    out
                 };
                 let copied = |x: &[f32]| x.iter().map(|&x| (f64::from(x), 0.0)).collect::<Vec<_>>();
                 let query = &q_in[head * (nope + rope)..(head + 1) * (nope + rope)];
@@ -219,15 +238,15 @@ mod tests {
     #[test]
     fn mla_grad_is_the_transpose_of_mla() {
         let positions = [13u32];
-        for dtype in FLOATS {
+        for (dtype, pairs) in FLOATS.into_iter().flat_map(|dtype| PAIRS.map(|pairs| (dtype, pairs))) {
             let grads = [0, 0, 3].map(|i: usize| Random(70 + i as u64).floats(dtype, COLUMNS[i], 1.0));
-            let got = mla_grad(dtype, 1, &positions, [&grads[0], &grads[1], &grads[2]]);
+            let got = mla_grad(dtype, pairs, &positions, [&grads[0], &grads[1], &grads[2]]);
             for (input, got) in got.iter().enumerate() {
                 let want: Vec<(f64, f64)> = (0..COLUMNS[input])
                     .map(|column| {
                         let mut x = [0, 1, 2].map(|i: usize| vec![0.0f32; COLUMNS[i]]);
                         x[input][column] = 1.0;
-                        let y = mla(DType::F32, 1, &positions, [&x[0], &x[1], &x[2]]);
+                        let y = mla(DType::F32, pairs, &positions, [&x[0], &x[1], &x[2]]);
                         let terms =
                             y.iter().flatten().zip(grads.iter().flatten()).map(|(&y, &g)| f64::from(y) * f64::from(g));
                         let (sum, size) = terms.fold((0.0, 0.0), |(s, m), x: f64| (s + x, m + x.abs()));
@@ -251,6 +270,7 @@ mod tests {
                 positions: &integers(b, &[2], &[0, 20]),
                 cos: &floats(b, DType::F32, &[POSITIONS, 1], &[0.0; POSITIONS]),
                 sin: &floats(b, DType::F32, &[POSITIONS, 1], &[1.0; POSITIONS]),
+                pairs: Pairs::Halves,
                 inverse: false,
                 out: &out,
             }
