@@ -24,8 +24,8 @@ fn main(
     } else if item < p.nope + p.pairs {
         let j = item - p.nope;
         let columns = columns_of(j, p.pairs, p.halves);
-        let from = token * 2u * p.pairs + columns;
-        var pair = vec2<u32>(k_rope_at(from.x), k_rope_at(from.y));
+        let source = token * 2u * p.pairs + columns;
+        var pair = vec2<u32>(k_rope_at(source.x), k_rope_at(source.y));
         let position = positions_at(token);
         if position < p.table_rows {
             let angle = position * p.pairs + j;

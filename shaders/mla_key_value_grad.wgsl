@@ -32,8 +32,8 @@ fn main(
     let columns = columns_of(j, p.pairs, p.halves);
     var sum = vec2<u32>(0u);
     for (var head = 0u; head < p.heads; head += 1u) {
-        let from = (token * p.heads + head) * key + p.nope + columns;
-        let term = vec2<u32>(d_k_at(from.x), d_k_at(from.y));
+        let source = (token * p.heads + head) * key + p.nope + columns;
+        let term = vec2<u32>(d_k_at(source.x), d_k_at(source.y));
         sum = select(vec2<u32>(f32_add(sum.x, term.x), f32_add(sum.y, term.y)), term, head == 0u);
     }
     let position = positions_at(token);

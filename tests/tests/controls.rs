@@ -374,8 +374,10 @@ fn the_harness_notices_a_shader_that_believes_offsets() {
 fn the_harness_notices_a_shader_that_knows_one_kind_of_rotary_pairs() {
     if adapter() {
         for problem in ["rotary", "mla"] {
-            report(problem, |_, numerics| mutated(numerics, rotates_neighbours)).unwrap_err();
-            report(problem, |_, numerics| mutated(numerics, rotates_halves)).unwrap_err();
+            let neighbours = report(problem, |_, numerics| mutated(numerics, rotates_neighbours)).unwrap_err();
+            assert!(neighbours.contains("elements differ") && neighbours.contains("pairs: Halves"), "{neighbours}");
+            let halves = report(problem, |_, numerics| mutated(numerics, rotates_halves)).unwrap_err();
+            assert!(halves.contains("elements differ") && halves.contains("pairs: Neighbours"), "{halves}");
         }
     }
 }
