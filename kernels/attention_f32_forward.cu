@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_forwar
     load_row(q, given.q, query * p.qk_dim, p.qk_dim);
     clear_row(o, p.v_dim);
 
-    const float scale = __uint_as_float(p.scale);
+    const float factor = exponent_factor(p);
     const u32 start = first_key(given.start, token, row, p.sequence);
     const Keys keys = keys_of(given.first, batch, p.blocks, row / BLOCK, p.sequence);
     float largest = -INFINITY_F32, sum = 0.0f;
@@ -31,12 +31,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_forwar
         float highest = -INFINITY_F32;
         for (u32 c = lane; c < count; c += LANES) {
             if (!seen(c)) continue;
-            probabilities[c] = chain(q, given.k, key_of(tile + c) * p.qk_dim, p.qk_dim) * scale;
+            probabilities[c] = chain(q, given.k, key_of(tile + c) * p.qk_dim, p.qk_dim);
             highest = larger(highest, probabilities[c]);
         }
-        highest = larger(largest, largest_lane(highest));
+        highest = larger(largest, largest_lane(highest) * factor);
         for (u32 c = lane; c < count; c += LANES) {
-            probabilities[c] = seen(c) ? f32_exp(probabilities[c] - highest) : 0.0f;
+            probabilities[c] = seen(c) ? f32_ex2(exponent(probabilities[c], factor, highest)) : 0.0f;
         }
         __syncwarp();
 
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_forwar
             }
             part += __shfl_xor_sync(ALL_LANES, part, 1);
             part += __shfl_xor_sync(ALL_LANES, part, 2);
-            alpha = largest == -INFINITY_F32 ? 0.0f : f32_exp(largest - highest);
+            alpha = rescale(largest, highest);
             sum = sum * alpha + part;
             largest = highest;
         }
@@ -61,6 +61,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_forwar
                         static_cast<u64>(p.kv_heads) * p.v_dim, p.v_dim);
     }
 
-    for (u32 c = lane; c < p.v_dim; c += LANES) store(given.out, query * p.v_dim + c, sum == 0.0f ? 0.0f : end_of(o[c]) / sum);
-    if (lane == 0) given.lse[query] = largest + f32_log(sum);
+    const float reciprocal = reciprocal_of(largest, sum);
+    for (u32 c = lane; c < p.v_dim; c += LANES) store(given.out, query * p.v_dim + c, end_of(o[c]) * reciprocal);
+    if (lane == 0) given.lse[query] = log_sum(largest, sum);
 }

@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_grad_k
     clear_row(d_k, p.qk_dim);
     clear_row(d_v, p.v_dim);
 
-    const float scale = __uint_as_float(p.scale);
+    const float scale = __uint_as_float(p.scale), factor = exponent_factor(p);
     for (u32 head = kv_head * members; head < (kv_head + 1) * members; head++) {
         const auto query_of = [&](u32 row) { return (token + row) * p.heads + head; };
         for (u32 base = key / BLOCK * BLOCK; base < p.sequence; base += LANES) {
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_grad_k
             __syncwarp();
             if (sees) {
                 const u64 query = query_of(row);
-                probability = f32_exp(chain(k, given.q, query * p.qk_dim, p.qk_dim) * scale - given.lse[query]);
+                probability = f32_ex2(exponent(chain(k, given.q, query * p.qk_dim, p.qk_dim), factor, given.lse[query]));
                 slope = probability * (chain(v, given.d_out, query * p.v_dim, p.v_dim) - given.delta[query]);
             }
             probabilities[lane] = round_like(given.q, probability);

@@ -22,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_grad_q
     load_row(d_out, given.d_out, query * p.v_dim, p.v_dim);
     clear_row(d_q, p.qk_dim);
 
-    const float scale = __uint_as_float(p.scale), lse = given.lse[query], delta = given.delta[query];
+    const float scale = __uint_as_float(p.scale), factor = exponent_factor(p);
+    const float lse = given.lse[query], delta = given.delta[query];
     const u32 start = first_key(given.start, token, row, p.sequence);
     const Keys keys = keys_of(given.first, batch, p.blocks, row / BLOCK, p.sequence);
     for (u32 tile = keys.begin; tile < keys.end; tile += KEY_TILE) {
@@ -34,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * LANES) attention_f32_grad_q
             if (seen(c)) {
                 const float score = chain(q, given.k, key_of(tile + c) * p.qk_dim, p.qk_dim);
                 const float dp = chain(d_out, given.v, key_of(tile + c) * p.v_dim, p.v_dim);
-                slope = f32_exp(score * scale - lse) * (dp - delta);
+                slope = f32_ex2(exponent(score, factor, lse)) * (dp - delta);
             }
             slopes[c] = round_like(given.k, slope);
         }

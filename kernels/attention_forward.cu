@@ -60,22 +60,20 @@ struct Softmax {
 
     // Turns the products of the rows with the tile's keys from `tile` on into probabilities; `alpha` becomes the factors
     // of what was accumulated before.
-    __device__ __forceinline__ void advance(Scores& s, float (&alpha)[2], u32 tile, u32 row, const u32 (&start)[2], float scale) {
+    __device__ __forceinline__ void advance(Scores& s, float (&alpha)[2], u32 tile, u32 row, const u32 (&start)[2], float factor) {
         const auto seen = [&](u32 i) {
             const u32 half = i / 2 % 2;
             return visible(tile + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, start[half], row + 8 * half);
         };
         const bool whole = __all_sync(ALL_LANES, max(start[0], start[1]) <= tile && tile + KEY_TILE <= row + 1);
 
-#pragma unroll
-        for (u32 i = 0; i < KEY_TILE / 2; i++) s[i] *= scale;
         if (!whole) {
 #pragma unroll
             for (u32 i = 0; i < KEY_TILE / 2; i++) s[i] = seen(i) ? s[i] : -INFINITY_F32;
         }
         // Two for each row, so that one does not wait for the other. The sign of a zero, in which fmaxf differs from the
         // rule, changes nothing below.
-        float highest[4] = {largest[0], largest[0], largest[1], largest[1]};
+        float highest[4] = {-INFINITY_F32, -INFINITY_F32, -INFINITY_F32, -INFINITY_F32};
 #pragma unroll
         for (u32 i = 0; i < KEY_TILE / 2; i++) {
             float& most = highest[i / 2 % 2 * 2 + i % 2];
@@ -86,23 +84,22 @@ struct Softmax {
             float most = fmaxf(highest[2 * half], highest[2 * half + 1]);
             most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
             most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
-            alpha[half] = largest[half] == -INFINITY_F32 ? 0.0f : f32_exp(largest[half] - most);
+            most = fmaxf(largest[half], most * factor);
+            alpha[half] = rescale(largest[half], most);
             largest[half] = most;
         }
 
-        bool ordinary[4] = {whole, whole, whole, whole};
-#pragma unroll
-        for (u32 i = 0; i < KEY_TILE / 2; i++) {
-            s[i] -= largest[i / 2 % 2];
-            ordinary[i % 4] &= exp_is_ordinary(s[i]);
-        }
         float lane[2] = {0.0f, 0.0f};
-        if (__all_sync(ALL_LANES, ordinary[0] && ordinary[1] && ordinary[2] && ordinary[3])) {
+        if (whole && __all_sync(ALL_LANES, fused(largest[0]) && fused(largest[1]))) {
 #pragma unroll
-            for (u32 i = 0; i < KEY_TILE / 2; i++) lane[i / 2 % 2] += s[i] = f32_exp_ordinary(s[i]);
+            for (u32 i = 0; i < KEY_TILE / 2; i++) {
+                lane[i / 2 % 2] += s[i] = f32_ex2(fused_exponent(s[i], factor, largest[i / 2 % 2]));
+            }
         } else {
 #pragma unroll
-            for (u32 i = 0; i < KEY_TILE / 2; i++) lane[i / 2 % 2] += s[i] = f32_exp(seen(i) ? s[i] : -INFINITY_F32);
+            for (u32 i = 0; i < KEY_TILE / 2; i++) {
+                lane[i / 2 % 2] += s[i] = seen(i) ? f32_ex2(exponent(s[i], factor, largest[i / 2 % 2])) : 0.0f;
+            }
         }
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
@@ -119,7 +116,7 @@ __device__ __forceinline__ void row_alone(const Given& given, u64 token, u32 hea
     const u32 kv_head = head / (p.heads / p.kv_heads), lane = lane_id();
     const HeadRows q(given.q, p.heads, p.qk_dim, token, head);
     const HeadRows k(given.k, p.kv_heads, p.qk_dim, token, kv_head), v(given.v, p.kv_heads, p.v_dim, token, kv_head);
-    const float scale = __uint_as_float(p.scale);
+    const float factor = exponent_factor(p);
     const u32 start = first_key(given.start, token, row, p.sequence);
     const auto seen = [&](u32 key) { return visible(key, start, row); };
 
@@ -133,16 +130,16 @@ __device__ __forceinline__ void row_alone(const Given& given, u64 token, u32 hea
 #pragma unroll 1
         for (u32 m = 0; m < EACH; m++) {
             const u32 key = tile + m * LANES + lane;
-            const float score = chain_of(q, row, k, key, seen(key)) * scale;
+            const float score = chain_of(q, row, k, key, seen(key));
             highest = seen(key) ? larger(highest, score) : highest;
             // Every index is a constant, so that they are registers.
 #pragma unroll
             for (u32 i = 0; i < EACH; i++) s[i] = i == m ? score : s[i];
         }
-        highest = larger(largest, largest_lane(highest));
+        highest = larger(largest, largest_lane(highest) * factor);
 #pragma unroll
         for (u32 m = 0; m < EACH; m++) {
-            s[m] = seen(tile + m * LANES + lane) ? f32_exp(s[m] - highest) : 0.0f;
+            s[m] = seen(tile + m * LANES + lane) ? f32_ex2(exponent(s[m], factor, highest)) : 0.0f;
             codes[m] = bf16_bits(s[m]);
             // The sum's four lanes; the others of this warp do the same.
 #pragma unroll 1
@@ -153,7 +150,7 @@ __device__ __forceinline__ void row_alone(const Given& given, u64 token, u32 hea
         }
         part += __shfl_xor_sync(ALL_LANES, part, 1);
         part += __shfl_xor_sync(ALL_LANES, part, 2);
-        const float alpha = largest == -INFINITY_F32 ? 0.0f : f32_exp(largest - highest);
+        const float alpha = rescale(largest, highest);
         sum = sum * alpha + part;
         largest = highest;
 #pragma unroll
@@ -165,10 +162,11 @@ __device__ __forceinline__ void row_alone(const Given& given, u64 token, u32 hea
         }
     }
     const u64 query = (token + row) * p.heads + head;
+    const float reciprocal = reciprocal_of(largest, sum);
 #pragma unroll
     for (u32 j = 0; j < lane_share(V); j++) {
         const u32 column = j * LANES + lane;
-        if (column < p.v_dim) store(given.out, query * p.v_dim + column, end_of(o[j]) / sum);
+        if (column < p.v_dim) store(given.out, query * p.v_dim + column, end_of(o[j]) * reciprocal);
     }
 }
 
@@ -179,7 +177,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
     const u32 start[2] = {first_key(given.start, token, row, p.sequence), first_key(given.start, token, row + 8, p.sequence)};
     const Keys own = keys_of(given.first, work.batch, p.blocks, block, p.sequence);
     const u32 q_rows = q_tile() + consumer() * BLOCK * SPAN_BYTES;
-    const float scale = __uint_as_float(p.scale);
+    const float factor = exponent_factor(p);
 
     Softmax softmax;
     float o[V / 2];
@@ -220,7 +218,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
         while (true) {
             control().k.leave(place.stage);
             float alpha[2];
-            softmax.advance(s, alpha, tile, row, start, scale);
+            softmax.advance(s, alpha, tile, row, start, factor);
             if (OVERLAP) wgmma_wait<0>(o, probabilities);
             if (OVERLAP && tile > own.begin) control().v.leave(before.stage);
 #pragma unroll
@@ -255,12 +253,13 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
     }
     pass(all.end);
 
+    const float reciprocal[2] = {reciprocal_of(softmax.largest[0], softmax.sum[0]), reciprocal_of(softmax.largest[1], softmax.sum[1])};
     store_rows<V>(given.out, p.heads, p.v_dim, token, p.sequence, work.head, row,
-                  [&](u32 half, u32 i) { return softmax.sum[half] == 0.0f ? 0.0f : end_of(o[i]) / softmax.sum[half]; });
+                  [&](u32 half, u32 i) { return end_of(o[i]) * reciprocal[half]; });
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
         if (threadIdx.x % 4 == 0 && row + 8 * half < p.sequence) {
-            given.lse[(token + row + 8 * half) * p.heads + work.head] = softmax.largest[half] + f32_log(softmax.sum[half]);
+            given.lse[(token + row + 8 * half) * p.heads + work.head] = log_sum(softmax.largest[half], softmax.sum[half]);
         }
     }
 

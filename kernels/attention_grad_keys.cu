@@ -89,30 +89,15 @@ __device__ __forceinline__ void produce(const Given& given, const Work& work) {
 
 // Turns the products of keys, `key` and the one 8 below, with HALF rows from `first` of the block on, and of the values with
 // the result's gradient, `dp`, into probabilities and the gradients of the scores.
-__device__ __forceinline__ void probabilities_and_slopes(Scores& s, Scores& dp, const RowFacts& rows, u32 first, u32 key, float scale) {
+__device__ __forceinline__ void probabilities_and_slopes(Scores& s, Scores& dp, const RowFacts& rows, u32 first, u32 key, float factor) {
     const auto row_of = [&](u32 i) { return first + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; };
     const auto seen = [&](u32 i) {
         return visible(key + i / 2 % 2 * 8, rows.start[row_of(i)], rows.block * BLOCK + row_of(i));
     };
-    bool ordinary[4] = {true, true, true, true};
 #pragma unroll
     for (u32 i = 0; i < HALF / 2; i++) {
-        s[i] = s[i] * scale - rows.lse[row_of(i)];
-        ordinary[i % 4] &= seen(i) && exp_is_ordinary(s[i]);
-        if (GRAD_KEYS) dp[i] -= rows.delta[row_of(i)];
-    }
-    if (__all_sync(ALL_LANES, ordinary[0] && ordinary[1] && ordinary[2] && ordinary[3])) {
-#pragma unroll
-        for (u32 i = 0; i < HALF / 2; i++) {
-            s[i] = f32_exp_ordinary(s[i]);
-            if (GRAD_KEYS) dp[i] *= s[i];
-        }
-    } else {
-#pragma unroll
-        for (u32 i = 0; i < HALF / 2; i++) {
-            s[i] = f32_exp(seen(i) ? s[i] : -INFINITY_F32);
-            if (GRAD_KEYS) dp[i] = seen(i) ? s[i] * dp[i] : 0.0f;
-        }
+        s[i] = seen(i) ? f32_ex2(exponent(s[i], factor, rows.lse[row_of(i)])) : 0.0f;
+        if (GRAD_KEYS) dp[i] = seen(i) ? s[i] * (dp[i] - rows.delta[row_of(i)]) : 0.0f;
     }
 }
 
@@ -122,7 +107,7 @@ __device__ __forceinline__ void key_alone(const Given& given, u64 token, u32 kv_
     const u64 place = (token + key) * p.kv_heads + kv_head;
     const u32 members = p.heads / p.kv_heads, lane = lane_id();
     const HeadRows k(given.k, p.kv_heads, p.qk_dim, token, kv_head), v(given.v, p.kv_heads, p.v_dim, token, kv_head);
-    const float scale = __uint_as_float(p.scale);
+    const float scale = __uint_as_float(p.scale), factor = exponent_factor(p);
 
     float d_k[GRAD_KEYS ? lane_share(QK) : 1] = {}, d_v[GRAD_VALUES ? lane_share(V) : 1] = {};
 #pragma unroll 1
@@ -139,7 +124,7 @@ __device__ __forceinline__ void key_alone(const Given& given, u64 token, u32 kv_
             const float lse = sees ? given.lse[query] : 0.0f, delta = sees ? given.delta[query] : 0.0f;
             // Then all of both is NaN, and stored.
             if (__any_sync(ALL_LANES, is_nan(lse))) return;
-            const float probability = f32_exp(chain_of(k, key, q, row, sees) * scale - lse);
+            const float probability = f32_ex2(exponent(chain_of(k, key, q, row, sees), factor, lse));
             u32 slope = 0;
             if (GRAD_KEYS) slope = bf16_bits(probability * (chain_of(v, key, d_out, row, sees) - delta));
 #pragma unroll 1
@@ -165,7 +150,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
     const u64 token = static_cast<u64>(work.batch) * p.sequence;
     const u32 key_block = work.tile * WARPGROUPS + consumer(), key = key_block * BLOCK + row_in_block();
     const u32 k_rows = k_tile() + consumer() * BLOCK * SPAN_BYTES, v_rows = v_tile() + consumer() * BLOCK * SPAN_BYTES;
-    const float scale = __uint_as_float(p.scale);
+    const float scale = __uint_as_float(p.scale), factor = exponent_factor(p);
 
     float d_k[GRAD_KEYS ? QK / 2 : 1], d_v[GRAD_VALUES ? V / 2 : 1];
     Scores s, dp;
@@ -210,7 +195,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
         start_scores();
         wgmma_wait<0>(s, dp);
         while (true) {
-            probabilities_and_slopes(s, dp, control().facts[place.stage], row, key, scale);
+            probabilities_and_slopes(s, dp, control().facts[place.stage], row, key, factor);
             if (OVERLAP) end_chains();
             if (GRAD_VALUES) pack(probabilities, s);
             if (GRAD_KEYS) pack(slopes, dp);

@@ -63,25 +63,20 @@ struct RowFacts {
 
     // Turns the products of the rows with the tile's keys from `tile` on, and of the result's gradient with its values,
     // `ds`, into gradients of the scores.
-    __device__ __forceinline__ void slopes(Scores& s, Scores& ds, u32 tile, float scale) const {
+    __device__ __forceinline__ void slopes(Scores& s, Scores& ds, u32 tile, float factor) const {
         const bool whole = max(start[0], start[1]) <= tile && tile + KEYS <= row + 1;
-        bool ordinary[4] = {whole, whole, whole, whole};
+        if (__all_sync(ALL_LANES, whole && fused(lse[0]) && fused(lse[1]))) {
 #pragma unroll
-        for (u32 i = 0; i < KEYS / 2; i++) {
-            const u32 half = i / 2 % 2;
-            s[i] = s[i] * scale - lse[half];
-            ds[i] -= delta[half];
-            ordinary[i % 4] &= exp_is_ordinary(s[i]);
-        }
-        if (__all_sync(ALL_LANES, ordinary[0] && ordinary[1] && ordinary[2] && ordinary[3])) {
-#pragma unroll
-            for (u32 i = 0; i < KEYS / 2; i++) ds[i] = f32_exp_ordinary(s[i]) * ds[i];
+            for (u32 i = 0; i < KEYS / 2; i++) {
+                const u32 half = i / 2 % 2;
+                ds[i] = f32_ex2(fused_exponent(s[i], factor, lse[half])) * (ds[i] - delta[half]);
+            }
         } else {
 #pragma unroll
             for (u32 i = 0; i < KEYS / 2; i++) {
                 const u32 half = i / 2 % 2, key = tile + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
                 const bool seen = visible(key, start[half], row + 8 * half);
-                const float slope = f32_exp(seen ? s[i] : -INFINITY_F32) * ds[i];
+                const float slope = f32_ex2(exponent(s[i], factor, lse[half])) * (ds[i] - delta[half]);
                 ds[i] = seen ? slope : 0.0f;
             }
         }
@@ -95,7 +90,8 @@ __device__ __forceinline__ void row_alone(const Given& given, u64 token, u32 hea
     const u32 kv_head = head / (p.heads / p.kv_heads), lane = lane_id();
     const HeadRows q(given.q, p.heads, p.qk_dim, token, head), d_out(given.d_out, p.heads, p.v_dim, token, head);
     const HeadRows k(given.k, p.kv_heads, p.qk_dim, token, kv_head), v(given.v, p.kv_heads, p.v_dim, token, kv_head);
-    const float scale = __uint_as_float(p.scale), lse = given.lse[query], delta = given.delta[query];
+    const float scale = __uint_as_float(p.scale), factor = exponent_factor(p);
+    const float lse = given.lse[query], delta = given.delta[query];
     const u32 start = first_key(given.start, token, row, p.sequence);
     const auto seen = [&](u32 key) { return visible(key, start, row); };
 
@@ -104,7 +100,7 @@ __device__ __forceinline__ void row_alone(const Given& given, u64 token, u32 hea
     for (u32 first = start / STEP * STEP; first <= row && !all_nan(d_q, p.qk_dim); first += LANES) {
         const u32 key = first + lane;
         const float s = chain_of(q, row, k, key, seen(key)), dp = chain_of(d_out, row, v, key, seen(key));
-        const u32 code = bf16_bits(f32_exp(s * scale - lse) * (dp - delta));
+        const u32 code = bf16_bits(f32_ex2(exponent(s, factor, lse)) * (dp - delta));
 #pragma unroll 1
         for (u32 i = 0; i < LANES; i += STEP) continue_step(d_q, code, i, k, first + i, seen);
     }
@@ -132,7 +128,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
     }
     const Keys own = keys_of(given.first, work.batch, p.blocks, block, p.sequence);
     const u32 q_rows = q_tile() + consumer() * BLOCK * SPAN_BYTES, d_out_rows = d_out_tile() + consumer() * BLOCK * SPAN_BYTES;
-    const float scale = __uint_as_float(p.scale);
+    const float scale = __uint_as_float(p.scale), factor = exponent_factor(p);
 
     float d_q[QK / 2];
     Scores s, ds;
@@ -168,7 +164,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
         start_scores();
         wgmma_wait<0>(s, ds);
         while (true) {
-            rows.slopes(s, ds, tile, scale);
+            rows.slopes(s, ds, tile, factor);
             wgmma_wait<0>(d_q, slopes);
             if (tile > own.begin) control().keys.leave(before.stage);
             pack(slopes, ds);

@@ -1,4 +1,4 @@
-// What every kernel starts with: number formats, exp and log, and the row reductions of NUMERICS.md.
+// What every kernel starts with: number formats, exp and log, ex2 and rcp, and the row reductions of NUMERICS.md.
 //
 // Compiled without contraction and with correctly rounded division and square root, so that f32 operators mean what
 // NUMERICS.md writes; fma is __fmaf_rn and nothing else.
@@ -118,12 +118,17 @@ __device__ __forceinline__ u8 ue8m0_from_f32_floor(float x) {
 
 // ---- exp and log: NUMERICS.md, "exp and log" ----
 
+// log2 e, rounded.
+constexpr u32 LOG2_E_BITS = 0x3FB8AA3Bu;
+
 __device__ __forceinline__ float power_of_two(i32 n) { return __uint_as_float(u32(n + 127) << 23); }
 
-// e^x over a power of two: that of the integer in which the bits of `shifted` end.
-__device__ __forceinline__ float exp_fraction(float x, float& shifted) {
+__device__ __forceinline__ float f32_exp(float x) {
+    // Beyond these the result is infinity or zero. A NaN passes through both comparisons.
+    x = x > 89.0f ? 89.0f : x;
+    x = x < -104.0f ? -104.0f : x;
     const float round = 12582912.0f;
-    shifted = __fmaf_rn(x, __uint_as_float(0x3FB8AA3Bu), round);
+    float shifted = __fmaf_rn(x, __uint_as_float(LOG2_E_BITS), round);
     float n = shifted - round;
     float r = __fmaf_rn(-__uint_as_float(0x35BFBE8Eu), n, __fmaf_rn(-__uint_as_float(0x3F317200u), n, x));
     float q = __uint_as_float(0x3AB54E89u);
@@ -133,29 +138,11 @@ __device__ __forceinline__ float exp_fraction(float x, float& shifted) {
     q = __fmaf_rn(q, r, __uint_as_float(0x3EFFFFFEu));
     float sum = 1.0f + r;
     float lost = r - (sum - 1.0f);
-    return sum + __fmaf_rn(q, r * r, lost);
-}
-
-__device__ __forceinline__ float f32_exp(float x) {
-    // Beyond these the result is infinity or zero. A NaN passes through both comparisons.
-    x = x > 89.0f ? 89.0f : x;
-    x = x < -104.0f ? -104.0f : x;
-    float shifted;
-    float p = exp_fraction(x, shifted);
+    float p = sum + __fmaf_rn(q, r * r, lost);
     // A NaN's bits mean no number; p is NaN then, whatever it is scaled by.
-    i32 exponent = __float_as_int(shifted) - __float_as_int(12582912.0f);
+    i32 exponent = __float_as_int(shifted) - __float_as_int(round);
     i32 half = exponent >> 1;
     return p * power_of_two(half) * power_of_two(exponent - half);
-}
-
-// Where neither the argument nor the result of exp is out of the ordinary: no NaN, no subnormal, no infinity.
-__device__ __forceinline__ bool exp_is_ordinary(float x) { return fabsf(x) <= 86.0f; }
-
-// The same there in fewer instructions: the power of two is added to the exponent.
-__device__ __forceinline__ float f32_exp_ordinary(float x) {
-    float shifted;
-    float p = exp_fraction(x, shifted);
-    return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
 }
 
 __device__ __forceinline__ float f32_log(float x) {
@@ -186,9 +173,23 @@ __device__ __forceinline__ float f32_log(float x) {
     return x >= 0.0f ? value : NAN_F32;
 }
 
-__device__ __forceinline__ float f32_sigmoid(float x) { return 1.0f / (1.0f + f32_exp(-x)); }
+// ---- ex2 and rcp: NUMERICS.md, "ex2 and rcp". One instruction of the special-function unit each. ----
 
-__device__ __forceinline__ float f32_silu(float x) { return x / (1.0f + f32_exp(-x)); }
+__device__ __forceinline__ float f32_ex2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float f32_rcp(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float f32_sigmoid(float x) {
+    return f32_rcp(1.0f + f32_ex2(-x * __uint_as_float(LOG2_E_BITS)));
+}
 
 // ---- Row reductions: NUMERICS.md, "Sums". A warp has a row; 8 consecutive elements belong to a lane. ----
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ void scores_of(const float* logits, float (&score)[OW
         most = largest_lane(most);
 #pragma unroll
         for (u32 i = 0; i < OWN; ++i) {
-            score[i] = expert_of(i) < EXPERTS ? f32_exp(score[i] - most) : 0.0f;
+            score[i] = expert_of(i) < EXPERTS ? f32_ex2((score[i] - most) * __uint_as_float(LOG2_E_BITS)) : 0.0f;
         }
         const float sum = sum_experts(score);
 #pragma unroll

@@ -10,7 +10,7 @@ __device__ __forceinline__ void swiglu_run(const Given& given, Place place) {
     Run out;
 #pragma unroll
     for (u32 e = 0; e < RUN; ++e) {
-        out.at[e] = (f32_silu(gate.at[e]) * up.at[e]) * weight;
+        out.at[e] = ((gate.at[e] * f32_sigmoid(gate.at[e])) * up.at[e]) * weight;
     }
     store_run<VECTOR>(given.out, place.row * width + place.column, n, out);
 }

@@ -19,7 +19,7 @@ fn main(
     var slope = UNSEEN;
     if first_key(pair, row) <= key && key <= row {
         let query = query_of(pair, row);
-        probability = f32_exp(f32_sub(scores_at(i), lse_at(query)));
+        probability = f32_ex2(exponent(scores_at(i), lse_at(query)));
         slope = f32_mul(probability, f32_sub(d_probabilities_at(i), delta_at(query)));
     }
     probabilities_set(i, probability);

@@ -1,6 +1,6 @@
 // What belongs to rows, chains along the keys: NUMERICS.md, "Attention". Forward, step 5 and the end, probabilities
-// times values; backward, step 3, slopes times keys, without `alpha` and `totals`. A workgroup has 8 TILE rows and
-// 8 TILE columns of a head, an invocation TILE of each.
+// times values; backward, step 3, slopes times keys, without `alpha` and `reciprocals`. A workgroup has 8 TILE rows
+// and 8 TILE columns of a head, an invocation TILE of each.
 
 fn left_term_of(value: u32) -> Term {
     return seen_term_of(value);
@@ -45,15 +45,12 @@ fn main(
         continue_chains(max(first, tile * KEY_TILE), min(end, (tile + 1u) * KEY_TILE));
     }
     for (var r = 0u; r < TILE; r += 1u) {
-        let total = totals_at(pair * p.width + min(row + r, p.sequence - 1u) - p.row);
+        let reciprocal = reciprocals_at(pair * p.width + min(row + r, p.sequence - 1u) - p.row);
+        let factor = select(p.scale, reciprocal, reciprocals_given());
         let out_row = query_of(pair, row + r) * p.columns;
         for (var c = 0u; c < TILE; c += 1u) {
             if row + r < p.sequence && column + c < p.columns {
-                var result = f32_mul(end_of(acc[0][0]), p.scale);
-                if totals_given() {
-                    result = select(f32_div(result, total), 0u, f32_abs(total) == 0u);
-                }
-                out_set(out_row + column + c, result);
+                out_set(out_row + column + c, f32_mul(end_of(acc[0][0]), factor));
             }
             turn_columns();
         }

@@ -1,4 +1,4 @@
-// Products of rows and keys along a head, times a factor: NUMERICS.md, "Attention". A workgroup has 8 TILE rows and
+// Products of rows and keys along a head: NUMERICS.md, "Attention". A workgroup has 8 TILE rows and
 // 8 TILE keys, an invocation TILE of each. A tile of which no row sees a key is left unwritten.
 
 fn left_term_of(value: u32) -> Term {
@@ -33,7 +33,7 @@ fn main(
     continue_chains(0u, p.columns);
     for (var r = 0u; r < TILE; r += 1u) {
         for (var c = 0u; c < TILE; c += 1u) {
-            scores_set(score_place(pair, key + c, row + r), f32_mul(acc[0][0], p.scale));
+            scores_set(score_place(pair, key + c, row + r), acc[0][0]);
             turn_columns();
         }
         turn_rows();

@@ -23,13 +23,16 @@ fn main(
     var total = 0u;
     for (var begin = 0u; begin <= row; begin += KEY_TILE) {
         let before = largest;
+        var highest = MINUS_INF;
         for (var key = max(first, begin); key < min(begin + KEY_TILE, row + 1u); key += 1u) {
             let score = scores_at(score_place(pair, key, row));
-            largest = select(largest, score, f32_lt(largest, score));
+            highest = select(highest, score, f32_lt(highest, score));
         }
+        highest = f32_mul(highest, p.scale);
+        largest = select(largest, highest, f32_lt(largest, highest));
         // Without a visible key nothing changes.
         let seen = first <= min(begin + KEY_TILE - 1u, row);
-        let scaled = select(f32_exp(f32_sub(before, largest)), 0u, before == MINUS_INF);
+        let scaled = select(f32_ex2(f32_sub(before, largest)), 0u, before == MINUS_INF);
         let alpha = select(ONE, scaled, seen);
         alpha_set((pair * tiles + begin / KEY_TILE) * p.width + column, alpha);
 
@@ -42,7 +45,7 @@ fn main(
                     let place = score_place(pair, key, row);
                     var probability = UNSEEN;
                     if first <= key && key <= row {
-                        probability = f32_exp(f32_sub(scores_at(place), largest));
+                        probability = f32_ex2(exponent(scores_at(place), largest));
                         sum = f32_add(sum, probability);
                     }
                     probabilities_set(place, probability);
@@ -53,6 +56,6 @@ fn main(
         let sum = f32_add(f32_add(sums.x, sums.y), f32_add(sums.z, sums.w));
         total = f32_add(f32_mul(total, alpha), sum);
     }
-    totals_set(i, total);
-    lse_set(query_of(pair, row), f32_add(largest, f32_log(total)));
+    reciprocals_set(i, select(f32_div(ONE, total), 0u, largest == MINUS_INF));
+    lse_set(query_of(pair, row), f32_fma(f32_log(total), LOG2_OF_E, largest));
 }

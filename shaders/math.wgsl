@@ -119,11 +119,3 @@ fn f32_log(a: u32) -> u32 {
     // True for a negative a and for NaN.
     return select(finite, NAN, !f32_le(0u, a));
 }
-
-fn f32_sigmoid(a: u32) -> u32 {
-    return f32_div(ONE, f32_add(ONE, f32_exp(f32_neg(a))));
-}
-
-fn f32_silu(a: u32) -> u32 {
-    return f32_div(a, f32_add(ONE, f32_exp(f32_neg(a))));
-}

@@ -10,6 +10,8 @@ const NAN: u32 = 0x7FC00000u;
 const HIDDEN: u32 = 0x00800000u;
 const FRACTION: u32 = 0x007FFFFFu;
 const ONE: u32 = 0x3F800000u;
+// log2(e), rounded.
+const LOG2_OF_E: u32 = 0x3FB8AA3Bu;
 
 // The exponent of zero: below every other, so that a zero never decides an alignment.
 const OF_ZERO: i32 = -1000;

@@ -37,7 +37,7 @@ fn softmax(base: u32) {
     }
     for (var e = 0u; e < EXPERTS; e += 1u) {
         let l = (e / RUN) % 32u;
-        score[e] = f32_exp(f32_sub(logits_at(base + e), top));
+        score[e] = f32_ex2(f32_mul(f32_sub(logits_at(base + e), top), LOG2_OF_E));
         lanes[l] = f32_add(lanes[l], score[e]);
     }
     for (var width = 16u; width > 0u; width >>= 1u) {

@@ -16,7 +16,8 @@ fn main(
         return;
     }
     let gate = row * 2u * p.width + i % p.width;
-    var value = f32_mul(f32_silu(gate_up_at(gate)), gate_up_at(gate + p.width));
+    let g = gate_up_at(gate);
+    var value = f32_mul(f32_mul(g, f32_sigmoid(g)), gate_up_at(gate + p.width));
     if weight_given() {
         value = f32_mul(value, weight_at(row));
     }

@@ -22,6 +22,7 @@ use crate::expand::expand;
 pub(crate) const PRELUDE: &str = include_str!("../../shaders/prelude.wgsl");
 pub(crate) const FORMATS: &str = include_str!("../../shaders/formats.wgsl");
 pub(crate) const MMA: &str = include_str!("../../shaders/mma.wgsl");
+pub(crate) const EX2: &str = include_str!("../../shaders/ex2.wgsl");
 pub(crate) const MATH: &str = include_str!("../../shaders/math.wgsl");
 pub(crate) const BALANCE: &str = include_str!("../../shaders/balance.wgsl");
 pub(crate) const CHOICES: &str = include_str!("../../shaders/choices.wgsl");
@@ -33,6 +34,7 @@ pub(crate) const OPERANDS: &str = include_str!("../../shaders/operands.wgsl");
 pub(crate) const PHILOX: &str = include_str!("../../shaders/philox.wgsl");
 pub(crate) const ROTATE: &str = include_str!("../../shaders/rotate.wgsl");
 pub(crate) const ROW: &str = include_str!("../../shaders/row.wgsl");
+pub(crate) const SIGMOID: &str = include_str!("../../shaders/sigmoid.wgsl");
 pub(crate) const TREE: &str = include_str!("../../shaders/tree.wgsl");
 
 /// Words of the immediate data before the parameters: the first element of each binding, or [`ABSENT`].

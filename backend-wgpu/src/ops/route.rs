@@ -8,11 +8,14 @@ use dropless_core::{DType, Result};
 use super::map::elementwise;
 use crate::buffer;
 use crate::dispatch::{Dispatch, Stream};
-use crate::shader::{BALANCE, Binding, CHOICES, F32, MATH, PRELUDE, ROW, SCAN, Shader, U32, scalars, word};
+use crate::shader::{BALANCE, Binding, CHOICES, EX2, F32, PRELUDE, ROW, SCAN, SIGMOID, Shader, U32, scalars, word};
 
-pub(crate) static TOP_K: Shader<TopKScalars> =
-    Shader::new("route_top_k", &[PRELUDE, MATH, include_str!("../../../shaders/route_top_k.wgsl")], tables::TOP_K)
-        .constants(tables::TOP_K_CONSTANTS);
+pub(crate) static TOP_K: Shader<TopKScalars> = Shader::new(
+    "route_top_k",
+    &[PRELUDE, EX2, SIGMOID, include_str!("../../../shaders/route_top_k.wgsl")],
+    tables::TOP_K,
+)
+.constants(tables::TOP_K_CONSTANTS);
 
 scalars!(
     /// Extents (`tokens`: of a sequence); `coefficient`: the bits of an f32.

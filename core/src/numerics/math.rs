@@ -1,11 +1,15 @@
 //! exp and log as one fixed polynomial each, in f32 with `fma` where `mul_add` is written; no table and no branch, so
-//! that loops over them vectorise and shaders follow them step by step. NUMERICS.md, "exp and log".
+//! that loops over them vectorise and shaders follow them step by step. And what is made of ex2 and rcp. NUMERICS.md,
+//! "exp and log" and "ex2 and rcp".
 //!
 //! Without FMA instructions `mul_add` is a library call: right, but slow. The host calls these inside `simd::with`.
 
+use super::special::{ex2, rcp};
+
 /// 1.5 * 2^23: adding it to a float below 2^22 rounds that to an integer, which then sits in the low bits.
 const ROUND: f32 = 12_582_912.0;
-const LOG2_E: f32 = f32::from_bits(0x3FB8_AA3B);
+/// The logarithm of e to base 2, rounded to f32.
+pub const LOG2_E: f32 = f32::from_bits(0x3FB8_AA3B);
 /// The upper 15 bits of ln 2, so that products with exponents are exact.
 const LN2_HI: f32 = f32::from_bits(0x3F31_7200);
 /// ln 2 - [`LN2_HI`].
@@ -80,14 +84,18 @@ pub fn log(x: f32) -> f32 {
     if x >= 0.0 { value } else { f32::NAN }
 }
 
-/// 1 / (1 + e^-x).
+/// 1 / (1 + e^-x) by ex2 and rcp.
+///
+/// # Numerics
+/// `rcp(1 + ex2(-x * LOG2_E))`: +0 from about -87.3 on downwards, where the result would be subnormal, -infinity
+/// included; 1 for +infinity.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
+    rcp(1.0 + ex2(-x * LOG2_E))
 }
 
-/// x / (1 + e^-x).
+/// `x * sigmoid(x)`; for -infinity, as the product of infinity and 0, NaN.
 #[inline(always)]
 pub fn silu(x: f32) -> f32 {
-    x / (1.0 + exp(-x))
+    x * sigmoid(x)
 }

@@ -10,6 +10,7 @@ pub mod math;
 pub mod mma;
 pub mod philox;
 pub mod reduce;
+pub mod special;
 pub mod ue8m0;
 
 /// The arithmetic of a device's matrix products.

@@ -6,6 +6,8 @@ pub const LANES: usize = 32;
 pub const RUN: usize = 8;
 /// Rows of a block in the token-sum rule.
 pub const TOKEN_BLOCK: usize = 128;
+/// Columns of a block in the quad-sum rule.
+pub const QUAD_BLOCK: usize = 256;
 
 /// Row reduction of `terms(0) .. terms(len - 1)`: element i belongs to lane `(i / 8) % 32`; each lane adds its elements
 /// in order from +0; then a butterfly over lane xor 16, 8, 4, 2, 1.
@@ -28,6 +30,37 @@ pub fn row(len: usize, mut terms: impl FnMut(usize) -> f32) -> f32 {
         }
     }
     butterfly(lanes)
+}
+
+/// The quad rule for one block of columns: 4 lanes, each of which has two neighbouring columns of every eight (those that
+/// one thread holds of a tensor core's result) and adds them in order from +0; then (lane 0 + lane 1) + (lane 2 + lane 3).
+#[inline(always)]
+pub fn quad(terms: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 4];
+    let (chunks, rest) = terms.as_chunks::<8>();
+    for chunk in chunks {
+        for (column, term) in chunk.iter().enumerate() {
+            lanes[column / 2] += term;
+        }
+    }
+    for (column, term) in rest.iter().enumerate() {
+        lanes[column / 2] += term;
+    }
+    (lanes[0] + lanes[1]) + (lanes[2] + lanes[3])
+}
+
+/// The quad-sum rule for `terms(0) .. terms(len - 1)`: blocks of [`QUAD_BLOCK`] columns by [`quad`], added in order from +0.
+#[inline(always)]
+pub fn quads(len: usize, mut terms: impl FnMut(usize) -> f32) -> f32 {
+    let (mut total, mut block) = (0.0, [0.0f32; QUAD_BLOCK]);
+    for start in (0..len).step_by(QUAD_BLOCK) {
+        let count = (len - start).min(QUAD_BLOCK);
+        for (term, i) in block.iter_mut().zip(start..start + count) {
+            *term = terms(i);
+        }
+        total += quad(&block[..count]);
+    }
+    total
 }
 
 /// The largest element; NaN is ignored, and -infinity stands for none.
@@ -115,6 +148,34 @@ mod tests {
         }
         assert_eq!(tokens(0, term).to_bits(), 0);
         assert_eq!(tokens(2, |_| -0.0).to_bits(), (-0.0f32).to_bits());
+    }
+
+    #[test]
+    fn the_lanes_of_a_quad_hold_pairs_of_columns() {
+        // 2^24 absorbs a 1 that is added to it, so the order shows.
+        let mut p = vec![0.0; 13];
+        (p[0], p[1], p[8], p[2]) = (16_777_216.0, 1.0, 1.0, 1.0);
+        assert_eq!(quad(&p), 16_777_216.0);
+        p[4] = 2.0;
+        assert_eq!(quad(&p), 16_777_218.0, "lane 2 joins after lanes 0 and 1");
+        (p[0], p[11], p[12]) = (0.0, 5.0, 7.0);
+        assert_eq!(quad(&p), 1.0 + 1.0 + 1.0 + 2.0 + 5.0 + 7.0);
+    }
+
+    #[test]
+    fn quads_is_its_definition_to_the_bit() {
+        for len in [0, 1, 7, 255, 256, 257, 300, 512, 1000] {
+            let mut total = 0.0;
+            for block in (0..len).step_by(256) {
+                let lane = |t: usize| {
+                    let columns = (block..len.min(block + 256)).filter(|c| c / 2 % 4 == t);
+                    columns.fold(0.0, |sum, c| sum + term(c))
+                };
+                total += (lane(0) + lane(1)) + (lane(2) + lane(3));
+            }
+            assert_eq!(quads(len, term).to_bits(), total.to_bits(), "{len} terms");
+        }
+        assert_eq!(quads(3, |_| -0.0).to_bits(), 0);
     }
 
     #[test]

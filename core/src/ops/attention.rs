@@ -10,7 +10,7 @@ use super::arguments::{family, op};
 use super::{Arg, Checked, DType, FLOAT, Values, distinct, number};
 use crate::backend::{Backend, Caps};
 use crate::error::Result;
-use crate::numerics::{NumericModel, bf16, mma, reduce};
+use crate::numerics::{NumericModel, bf16, math, mma, reduce};
 use crate::tensor::Tensor;
 
 /// Keys of a tile of the online softmax, counted from the start of the sequence.
@@ -31,8 +31,15 @@ pub struct AttentionShape {
     pub qk_dim: usize,
     /// Elements of a value.
     pub v_dim: usize,
-    /// Factor of the scores.
+    /// Factor of the scores, positive.
     pub scale: f32,
+}
+
+impl AttentionShape {
+    /// scale * log2 e: a score times this is the exponent, to base 2, of its probability.
+    pub fn exponent_factor(&self) -> f32 {
+        self.scale * math::LOG2_E
+    }
 }
 
 /// `out = softmax(scale * q k^T) v`, causal, in tiles of 128 keys.
@@ -45,15 +52,15 @@ pub struct AttentionShape {
 /// # Numerics
 /// A product is a chain from zero under the backend's model, for f32 operands always the one of `F32`. For each row,
 /// over the tiles of [`KEY_TILE`] keys in order, with m = -inf, l = 0, O = 0 at first:
-/// - s = (q . k along the head) * scale for the visible keys;
-/// - m' = the larger of m and the largest s; alpha = exp(m - m'), but 0 where m = -inf; p = exp(s - m'), but 0 for the keys
-///   not visible;
+/// - s = q . k along the head for the visible keys, c = scale * log2 e;
+/// - m' = the larger of m and the largest s times c; alpha = ex2(m - m'), but 0 where m = -inf; p = ex2(fma(s, c, -m')),
+///   or ex2(s * c - m') unless |m'| < 2^24, but 0 for the keys not visible;
 /// - l = l * alpha + sum of p, in 4 lanes: lane t adds the columns c of the tile with c / 2 mod 4 = t in order from +0, and
 ///   the sum is (lane 0 + lane 1) + (lane 2 + lane 3);
 /// - O = O * alpha, and the chain goes on with p (rounded to the operands' type) times v along the tile's keys; m = m'.
 ///
-/// A tile without a visible key leaves the row as it is. At the end out = O / l, rounded once, and lse = m + log(l). A row
-/// that sees no key (its start lies past it) has out = 0 and lse = -inf.
+/// A tile without a visible key leaves the row as it is. At the end r = 1 / l, but 0 where m = -inf; out = O * r, rounded
+/// once, and lse = fma(log(l), log2 e, m). A row that sees no key (its start lies past it) has out = 0 and lse = -inf.
 ///
 /// What a row does not see never enters, infinity and NaN included. In a step that other keys of a tile share with it, its
 /// product is one of zeros; and a chain along the keys that ends in -0 gives +0. So the size of row blocks does not show.
@@ -69,7 +76,7 @@ pub struct AttentionForward<'a> {
     pub start: Option<&'a Tensor>,
     /// Result, written.
     pub out: &'a Tensor,
-    /// Natural logarithm of the sum of exponentials, written.
+    /// Logarithm to base 2 of the sum of exponentials, written.
     pub lse: &'a Tensor,
     /// Extents.
     pub shape: AttentionShape,
@@ -86,7 +93,7 @@ op!(AttentionForward: read(q, k, v, start), write(out, lse), value(shape));
 /// Products, and what is not seen, as in [`AttentionForward`]; in the gradients of a key these are the rows that do not see
 /// it. For each row and visible key:
 /// - delta = row reduction of d_out * out over the head's elements;
-/// - p = exp((q . k) * scale - lse); dp = d_out . v, a chain along the head; ds = p * (dp - delta).
+/// - p = ex2(fma(q . k, c, -lse)), or ex2((q . k) * c - lse) unless |lse| < 2^24, with c as there; dp = d_out . v, a chain along the head; ds = p * (dp - delta).
 ///
 /// With p and ds rounded to the operands' type:
 /// - d_v of a key is one chain of p * d_out, and d_k = scale * (one chain of ds * q), over the query heads of its head in
@@ -143,6 +150,7 @@ fn check(shape: AttentionShape, start: Option<&Tensor>, lse: &Tensor, operands: 
     for (field, extent) in [("heads", heads), ("qk_dim", shape.qk_dim), ("v_dim", shape.v_dim)] {
         number(OP, field, extent > 0, "at least 1", extent)?;
     }
+    number(OP, "scale", shape.scale > 0.0 && shape.scale.is_finite(), "positive and finite", shape.scale)?;
     number(
         OP,
         "kv_heads",
@@ -285,8 +293,8 @@ fn starts(memory: &dyn Backend, start: Option<&Tensor>, tokens: usize) -> Result
 impl AttentionForward<'_> {
     /// The specification.
     fn spec(&self, memory: &dyn Backend) -> Result<()> {
-        let AttentionShape { batch, sequence, heads, kv_heads, qk_dim, v_dim, scale } = self.shape;
-        let model = memory.caps().numerics;
+        let AttentionShape { batch, sequence, heads, kv_heads, qk_dim, v_dim, .. } = self.shape;
+        let (model, factor) = (memory.caps().numerics, self.shape.exponent_factor());
         let read = |tensor, dim| Heads::read(memory, tensor, self.shape, dim);
         let (q, k, v) = (read(self.q, qk_dim)?, read(self.k, qk_dim)?, read(self.v, v_dim)?);
         let starts = starts(memory, self.start, batch * sequence)?;
@@ -306,7 +314,7 @@ impl AttentionForward<'_> {
                         false => 0.0,
                     };
                     let mut p: Vec<f32> = tile.clone().map(score).collect();
-                    let alpha = softmax.advance(scale, &mut p, seen.clone());
+                    let alpha = softmax.advance(factor, &mut p, seen.clone());
                     for (i, sum) in sums.iter_mut().enumerate() {
                         let values = v.column(batch, kv_head, i, tile.clone(), |key| seen.contains(&(key - first)));
                         *sum = v.chain(model, &p, &values, *sum * alpha);
@@ -325,7 +333,7 @@ impl AttentionBackward<'_> {
     /// The specification.
     fn spec(&self, memory: &dyn Backend) -> Result<()> {
         let AttentionShape { batch, sequence, heads, kv_heads, qk_dim, v_dim, scale } = self.shape;
-        let (model, group) = (memory.caps().numerics, heads / kv_heads);
+        let (model, group, factor) = (memory.caps().numerics, heads / kv_heads, self.shape.exponent_factor());
         let read = |tensor, dim| Heads::read(memory, tensor, self.shape, dim);
         let (q, k, v) = (read(self.q, qk_dim)?, read(self.k, qk_dim)?, read(self.v, v_dim)?);
         let (out, lse, d_out) = (read(self.out, v_dim)?, read(self.lse, 1)?, read(self.d_out, v_dim)?);
@@ -350,7 +358,7 @@ impl AttentionBackward<'_> {
                     let mut p_row: Vec<f32> = keys.clone().map(|key| product(&q, &query, &k, key)).collect();
                     let mut ds_row: Vec<f32> = keys.clone().map(|key| product(&v, &d, &v, key)).collect();
                     let seen = visible(row, starts[batch * sequence + row], &keys);
-                    differentiate(scale, lse.row(batch, row, head)[0], delta, &mut p_row, &mut ds_row, seen);
+                    differentiate(factor, lse.row(batch, row, head)[0], delta, &mut p_row, &mut ds_row, seen);
                     let d_query = |i| {
                         let keys = k.column(batch, kv_head, i, keys.clone(), |key| sees(row, key));
                         (k.chain(model, &ds_row, &keys, 0.0) + 0.0) * scale

@@ -3,7 +3,7 @@
 use dropless_core::ops::{AttentionBackward, AttentionForward, KEY_TILE};
 use dropless_core::{Result, Tensor};
 
-use super::{AttentionScalars, BLOCK, LANES, Pass, VISIBLE, WARPS};
+use super::{AttentionScalars, BLOCK, LANES, Pass, SOFTMAX, VISIBLE, WARPS};
 use crate::kernel::{Binding, F32, FLOAT, Kernel, PRELUDE, U32};
 
 const CHAINS: &str = include_str!("../../../../kernels/attention_f32.cuh");
@@ -12,7 +12,7 @@ const VALUES: [usize; 3] = [WARPS, BLOCK, KEY_TILE];
 
 pub(crate) static FORWARD: Kernel<AttentionScalars> = Kernel::new(
     "attention_f32_forward",
-    &[PRELUDE, VISIBLE, CHAINS, include_str!("../../../../kernels/attention_f32_forward.cu")],
+    &[PRELUDE, VISIBLE, SOFTMAX, CHAINS, include_str!("../../../../kernels/attention_f32_forward.cu")],
     &[
         Binding::read("q", FLOAT),
         Binding::read("k", FLOAT),
@@ -27,7 +27,7 @@ pub(crate) static FORWARD: Kernel<AttentionScalars> = Kernel::new(
 
 pub(crate) static GRAD_QUERIES: Kernel<AttentionScalars> = Kernel::new(
     "attention_f32_grad_queries",
-    &[PRELUDE, VISIBLE, CHAINS, include_str!("../../../../kernels/attention_f32_grad_queries.cu")],
+    &[PRELUDE, VISIBLE, SOFTMAX, CHAINS, include_str!("../../../../kernels/attention_f32_grad_queries.cu")],
     &[
         Binding::read("q", FLOAT),
         Binding::read("k", FLOAT),
@@ -44,7 +44,7 @@ pub(crate) static GRAD_QUERIES: Kernel<AttentionScalars> = Kernel::new(
 
 pub(crate) static GRAD_KEYS: Kernel<AttentionScalars> = Kernel::new(
     "attention_f32_grad_keys",
-    &[PRELUDE, VISIBLE, CHAINS, include_str!("../../../../kernels/attention_f32_grad_keys.cu")],
+    &[PRELUDE, VISIBLE, SOFTMAX, CHAINS, include_str!("../../../../kernels/attention_f32_grad_keys.cu")],
     &[
         Binding::read("q", FLOAT),
         Binding::read("k", FLOAT),

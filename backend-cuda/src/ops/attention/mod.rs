@@ -28,6 +28,7 @@ const LANES: usize = 32;
 /// Bytes of shared memory that a thread block may have.
 const SHARED: usize = 227 << 10;
 
+const SOFTMAX: &str = include_str!("../../../../kernels/attention_softmax.cuh");
 const VISIBLE: &str = include_str!("../../../../kernels/attention_visible.cuh");
 
 scalars!(

@@ -3,7 +3,7 @@
 use dropless_core::ops::{AttentionBackward, AttentionForward, KEY_TILE};
 use dropless_core::{Error, Result, Tensor};
 
-use super::{AttentionScalars, BLOCK, OP, Pass, SHARED, VISIBLE};
+use super::{AttentionScalars, BLOCK, OP, Pass, SHARED, SOFTMAX, VISIBLE};
 use crate::driver::TensorMap;
 use crate::kernel::{BF16, Binding, F32, Kernel, Launch, PRELUDE, RING, SM90, U32, word};
 
@@ -34,7 +34,17 @@ const ALIGNMENT: usize = 16;
 
 pub(crate) static FORWARD: Kernel<AttentionScalars> = Kernel::new(
     "attention_forward",
-    &[PRELUDE, VISIBLE, SM90, RING, STEP, TILE, ALONE, include_str!("../../../../kernels/attention_forward.cu")],
+    &[
+        PRELUDE,
+        VISIBLE,
+        SOFTMAX,
+        SM90,
+        RING,
+        STEP,
+        TILE,
+        ALONE,
+        include_str!("../../../../kernels/attention_forward.cu"),
+    ],
     &[
         Binding::read("q", BF16),
         Binding::read("k", BF16),
@@ -50,7 +60,17 @@ pub(crate) static FORWARD: Kernel<AttentionScalars> = Kernel::new(
 
 pub(crate) static GRAD_QUERIES: Kernel<AttentionScalars> = Kernel::new(
     "attention_grad_queries",
-    &[PRELUDE, VISIBLE, SM90, RING, STEP, TILE, ALONE, include_str!("../../../../kernels/attention_grad_queries.cu")],
+    &[
+        PRELUDE,
+        VISIBLE,
+        SOFTMAX,
+        SM90,
+        RING,
+        STEP,
+        TILE,
+        ALONE,
+        include_str!("../../../../kernels/attention_grad_queries.cu"),
+    ],
     &[
         Binding::read("q", BF16),
         Binding::read("k", BF16),
@@ -68,7 +88,17 @@ pub(crate) static GRAD_QUERIES: Kernel<AttentionScalars> = Kernel::new(
 
 pub(crate) static GRAD_KEYS: Kernel<AttentionScalars> = Kernel::new(
     "attention_grad_keys",
-    &[PRELUDE, VISIBLE, SM90, RING, STEP, TILE, ALONE, include_str!("../../../../kernels/attention_grad_keys.cu")],
+    &[
+        PRELUDE,
+        VISIBLE,
+        SOFTMAX,
+        SM90,
+        RING,
+        STEP,
+        TILE,
+        ALONE,
+        include_str!("../../../../kernels/attention_grad_keys.cu"),
+    ],
     &[
         Binding::read("q", BF16),
         Binding::read("k", BF16),

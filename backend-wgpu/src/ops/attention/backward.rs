@@ -5,10 +5,10 @@ use dropless_core::ops::AttentionBackward;
 use dropless_core::{DType, NumericModel, Result, Tensor};
 
 use super::plan::{Piece, Plan, group, padded};
-use super::{AttentionScalars, CHAINS, CONSTANTS, PIECE, Pass, Product, VISIBLE, aligned, unit};
+use super::{AttentionScalars, CHAINS, CONSTANTS, EXPONENT, PIECE, Pass, Product, VISIBLE, aligned, unit};
 use crate::buffer;
 use crate::dispatch::{Dispatch, Stream};
-use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, MMA, OPERANDS, PRELUDE, ROW, Shader, U32, scalars, word};
+use crate::shader::{Binding, EX2, F32, FLOAT, FORMATS, MMA, OPERANDS, PRELUDE, ROW, Shader, U32, scalars, word};
 
 scalars!(
     /// Heads of all rows, and elements of a head.
@@ -23,7 +23,15 @@ pub(crate) static DELTA: Shader<DeltaScalars> = Shader::new(
 
 pub(crate) static DIFFERENTIATE: Shader<AttentionScalars> = Shader::new(
     "attention_differentiate",
-    &[PRELUDE, FORMATS, MATH, PIECE, VISIBLE, include_str!("../../../../shaders/attention_differentiate.wgsl")],
+    &[
+        PRELUDE,
+        FORMATS,
+        EX2,
+        PIECE,
+        EXPONENT,
+        VISIBLE,
+        include_str!("../../../../shaders/attention_differentiate.wgsl"),
+    ],
     &[
         Binding::read("start", U32).optional(),
         Binding::read("lse", F32),
@@ -60,13 +68,18 @@ pub(super) fn run(scratch: usize, stream: &Stream, op: &AttentionBackward<'_>, m
     let sums = |dim: usize| in_parts.then(|| pass.scratch(DType::F32, shape.sequence * dim)).transpose();
     let (k_sums, v_sums) = (sums(shape.qk_dim)?, sums(shape.v_dim)?);
     for piece in plan.pieces(shape) {
-        pass.scores(&piece, [op.q, op.k], shape.qk_dim, shape.scale, &scores)?;
-        pass.scores(&piece, [op.d_out, op.v], shape.v_dim, 1.0, &d_probabilities)?;
+        pass.scores(&piece, [op.q, op.k], shape.qk_dim, &scores)?;
+        pass.scores(&piece, [op.d_out, op.v], shape.v_dim, &d_probabilities)?;
 
         let entries = piece.pairs.len() * padded(piece.rows.len()) * padded(piece.rows.end);
         let inputs = [op.start, Some(op.lse), Some(&delta), Some(&scores), Some(&d_probabilities)];
         let tensors = [&inputs[..], &[Some(&probabilities), Some(&slopes)]].concat();
-        stream.dispatch(Dispatch::new(&DIFFERENTIATE, pass.scalars(&piece), &tensors, entries.div_ceil(64)))?;
+        stream.dispatch(Dispatch::new(
+            &DIFFERENTIATE,
+            pass.exponent_scalars(&piece),
+            &tensors,
+            entries.div_ceil(64),
+        ))?;
 
         pass.rows(&piece, [&slopes, op.k], shape.qk_dim, shape.scale, None, op.d_q)?;
         pass.keys(&piece, [&slopes, op.q], shape.qk_dim, shape.scale, k_sums.as_ref(), op.d_k)?;

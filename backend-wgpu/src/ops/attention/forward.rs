@@ -4,19 +4,28 @@ use dropless_core::ops::{AttentionForward, KEY_TILE};
 use dropless_core::{DType, NumericModel, Result};
 
 use super::plan::{Plan, padded};
-use super::{AttentionScalars, PIECE, Pass, Softmax, VISIBLE, unit};
+use super::{AttentionScalars, EXPONENT, PIECE, Pass, Softmax, VISIBLE, unit};
 use crate::dispatch::{Dispatch, Stream};
-use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, PRELUDE, Shader, U32};
+use crate::shader::{Binding, EX2, F32, FLOAT, FORMATS, MATH, PRELUDE, Shader, U32};
 
 pub(crate) static SOFTMAX: Shader<AttentionScalars> = Shader::new(
     "attention_softmax",
-    &[PRELUDE, FORMATS, MATH, PIECE, VISIBLE, include_str!("../../../../shaders/attention_softmax.wgsl")],
+    &[
+        PRELUDE,
+        FORMATS,
+        MATH,
+        EX2,
+        PIECE,
+        EXPONENT,
+        VISIBLE,
+        include_str!("../../../../shaders/attention_softmax.wgsl"),
+    ],
     &[
         Binding::read("start", U32).optional(),
         Binding::read("scores", F32),
         Binding::write("probabilities", FLOAT),
         Binding::write("alpha", F32),
-        Binding::write("totals", F32),
+        Binding::write("reciprocals", F32),
         Binding::write("lse", F32),
     ],
 );
@@ -28,16 +37,16 @@ pub(super) fn run(scratch: usize, stream: &Stream, op: &AttentionForward<'_>, mo
     let pass = Pass { stream, shape, start: op.start, dtype, unit: unit(dtype, model), plan };
     let (scores, probabilities) = (pass.score_scratch(DType::F32)?, pass.score_scratch(pass.dtype)?);
     let alpha = pass.scratch(DType::F32, plan.rows * shape.sequence.div_ceil(KEY_TILE))?;
-    let totals = pass.scratch(DType::F32, plan.rows)?;
+    let reciprocals = pass.scratch(DType::F32, plan.rows)?;
     for piece in plan.pieces(shape) {
-        pass.scores(&piece, [op.q, op.k], shape.qk_dim, shape.scale, &scores)?;
+        pass.scores(&piece, [op.q, op.k], shape.qk_dim, &scores)?;
 
-        let scalars = pass.scalars(&piece);
+        let scalars = pass.exponent_scalars(&piece);
         let (pairs, rows) = (piece.pairs.len(), padded(piece.rows.len()));
-        let tensors = [op.start, Some(&scores), Some(&probabilities), Some(&alpha), Some(&totals), Some(op.lse)];
+        let tensors = [op.start, Some(&scores), Some(&probabilities), Some(&alpha), Some(&reciprocals), Some(op.lse)];
         stream.dispatch(Dispatch::new(&SOFTMAX, scalars, &tensors, (pairs * rows).div_ceil(64)))?;
 
-        let softmax = Some(Softmax { alpha: &alpha, totals: &totals });
+        let softmax = Some(Softmax { alpha: &alpha, reciprocals: &reciprocals });
         pass.rows(&piece, [&probabilities, op.v], shape.v_dim, 1.0, softmax, op.out)?;
     }
     Ok(())

@@ -21,6 +21,7 @@ use crate::shader::{Binding, F32, FLOAT, FORMATS, MMA, OPERANDS, PRELUDE, Shader
 
 /// The files that the shaders share.
 const PIECE: &str = include_str!("../../../../shaders/attention_piece.wgsl");
+const EXPONENT: &str = include_str!("../../../../shaders/attention_exponent.wgsl");
 const VISIBLE: &str = include_str!("../../../../shaders/attention_visible.wgsl");
 const CHAINS: &str = include_str!("../../../../shaders/attention_chains.wgsl");
 
@@ -41,8 +42,8 @@ const CONSTANTS: &[&str] = &[
 
 scalars!(
     /// A piece, and the operands of one dispatch. `pair` to `keys`: see attention_piece.wgsl; `columns`: elements of a
-    /// head; `a_chain`, `b_chain`: elements from one term of a chain to the next; `scale`: the bits of the result's
-    /// factor; `continues`, `complete`: see attention_keys.wgsl.
+    /// head; `a_chain`, `b_chain`: elements from one term of a chain to the next; `scale`: the bits of the factor of a
+    /// result, or of the exponents; `continues`, `complete`: see attention_keys.wgsl.
     pub(crate) struct AttentionScalars {
         pair,
         pairs,
@@ -82,7 +83,7 @@ pub(crate) static ROWS: Shader<AttentionScalars> = Shader::new(
         Binding::read_units("b", FLOAT),
         Binding::read("start", U32).optional(),
         Binding::read("alpha", F32).optional(),
-        Binding::read("totals", F32).optional(),
+        Binding::read("reciprocals", F32).optional(),
         Binding::write("out", FLOAT),
     ],
 )
@@ -156,6 +157,11 @@ impl Pass<'_> {
         }
     }
 
+    /// The same for what turns scores into probabilities.
+    fn exponent_scalars(&self, piece: &Piece) -> AttentionScalars {
+        AttentionScalars { scale: self.shape.exponent_factor().to_bits(), ..self.scalars(piece) }
+    }
+
     /// Workgroups along an extent of outputs.
     fn tiles(&self, extent: usize) -> usize {
         extent.div_ceil(SIDE * tile(self.unit))
@@ -169,13 +175,13 @@ impl Pass<'_> {
         self.stream.dispatch(Dispatch { constants, ..Dispatch::new(shader, scalars, tensors, workgroups) })
     }
 
-    /// The products of the piece's queries in `a` and its keys in `b` along heads of `dim` elements, times `scale`.
-    fn scores(&self, piece: &Piece, [a, b]: [&Tensor; 2], dim: usize, scale: f32, out: &Tensor) -> Result<()> {
+    /// The products of the piece's queries in `a` and its keys in `b` along heads of `dim` elements.
+    fn scores(&self, piece: &Piece, [a, b]: [&Tensor; 2], dim: usize, out: &Tensor) -> Result<()> {
         let tiles = self.tiles(padded(piece.rows.len())) * self.tiles(padded(piece.rows.end));
         self.product(&Product {
             shader: &SCORES,
             tensors: &[Some(a), Some(b), self.start, Some(out)],
-            scalars: AttentionScalars { columns: word(dim), scale: scale.to_bits(), ..self.scalars(piece) },
+            scalars: AttentionScalars { columns: word(dim), ..self.scalars(piece) },
             chain_last: [true, true],
             aligned: [a, b].map(|operand| aligned(operand, dim)),
             workgroups: piece.pairs.len() * tiles,
@@ -194,10 +200,10 @@ impl Pass<'_> {
         out: &Tensor,
     ) -> Result<()> {
         let scalars = self.scalars(piece);
-        let (alpha, totals) = softmax.map(|Softmax { alpha, totals }| (alpha, totals)).unzip();
+        let (alpha, reciprocals) = softmax.map(|Softmax { alpha, reciprocals }| (alpha, reciprocals)).unzip();
         self.product(&Product {
             shader: &ROWS,
-            tensors: &[Some(a), Some(b), self.start, alpha, totals, Some(out)],
+            tensors: &[Some(a), Some(b), self.start, alpha, reciprocals, Some(out)],
             scalars: AttentionScalars {
                 columns: word(dim),
                 a_chain: scalars.width,
@@ -216,7 +222,7 @@ impl Pass<'_> {
 #[derive(Clone, Copy, Debug)]
 struct Softmax<'a> {
     alpha: &'a Tensor,
-    totals: &'a Tensor,
+    reciprocals: &'a Tensor,
 }
 
 /// The matrix unit that multiplies elements of this type.

@@ -6,7 +6,7 @@ use dropless_core::ops::{Swiglu, SwigluGrad};
 
 use super::{RowWise, elements, workgroups};
 use crate::dispatch::Stream;
-use crate::shader::{Binding, F32, FLOAT, FORMATS, MATH, PRELUDE, ROW, Shader, U32, scalars, word};
+use crate::shader::{Binding, EX2, F32, FLOAT, FORMATS, PRELUDE, SIGMOID, Shader, U32, scalars, word};
 
 scalars!(
     /// Extents; `width`: columns of the result.
@@ -15,7 +15,7 @@ scalars!(
 
 pub(crate) static SWIGLU: Shader<SwigluScalars> = Shader::new(
     "swiglu",
-    &[PRELUDE, FORMATS, MATH, include_str!("../../../../shaders/swiglu.wgsl")],
+    &[PRELUDE, FORMATS, EX2, SIGMOID, include_str!("../../../../shaders/swiglu.wgsl")],
     &[
         Binding::read("gate_up", FLOAT),
         Binding::read("weight", F32).optional(),
@@ -24,6 +24,9 @@ pub(crate) static SWIGLU: Shader<SwigluScalars> = Shader::new(
     ],
 );
 
+/// Rows of a workgroup of the gradient.
+const ROWS: usize = 16;
+
 scalars!(
     /// Extents.
     pub(crate) struct SwigluGradScalars { rows, width }
@@ -31,7 +34,7 @@ scalars!(
 
 pub(crate) static SWIGLU_GRAD: Shader<SwigluGradScalars> = Shader::new(
     "swiglu_grad",
-    &[PRELUDE, FORMATS, MATH, ROW, include_str!("../../../../shaders/swiglu_grad.wgsl")],
+    &[PRELUDE, FORMATS, EX2, SIGMOID, include_str!("../../../../shaders/swiglu_grad.wgsl")],
     &[
         Binding::read("gate_up", FLOAT),
         Binding::read("weight", F32).optional(),
@@ -56,10 +59,10 @@ impl RowWise for SwigluGrad<'_> {
     const SHADERS: &'static [&'static Program] = &[&SWIGLU_GRAD.program];
 
     fn queue(&self, stream: &Stream) -> Result<()> {
-        let count = self.gate_up.rows();
-        let scalars = SwigluGradScalars { rows: word(count), width: word(self.gate_up.cols() / 2) };
+        let rows = self.gate_up.rows();
+        let scalars = SwigluGradScalars { rows: word(rows), width: word(self.gate_up.cols() / 2) };
         let tensors =
             [Some(self.gate_up), self.weight, self.limit, Some(self.d_out), Some(self.d_gate_up), self.d_weight];
-        workgroups(stream, &SWIGLU_GRAD, &tensors, scalars, count)
+        workgroups(stream, &SWIGLU_GRAD, &tensors, scalars, rows.div_ceil(ROWS))
     }
 }

@@ -220,7 +220,7 @@ impl Pass<'_> {
     fn slopes(&self, head: Head, rows: &Range<usize>, tile: &Range<usize>, scratch: &mut Scratch) {
         let Context { shape, model, simd, .. } = self.context;
         let Head { batch, kv_head, index, .. } = head;
-        let (n, keys) = (rows.len(), tile.len());
+        let (n, keys, factor) = (rows.len(), tile.len(), shape.exponent_factor());
         let Scratch { scores, d_scores, p, ds } = scratch;
         let (scores, d_scores) = (zeros(scores, n * keys), zeros(d_scores, n * keys));
         let (q, k) = (self.q.rows(batch, index, rows), self.k.rows(batch, kv_head, tile));
@@ -234,7 +234,7 @@ impl Pass<'_> {
                 for (row, (s, dp)) in rows.clone().zip(scores.chunks_mut(keys).zip(d_scores.chunks_mut(keys))) {
                     let seen = visible(row, self.context.start(batch, row), tile);
                     let i = self.place(head, row);
-                    differentiate(shape.scale, self.lse[i], self.delta[i], s, dp, seen);
+                    differentiate(factor, self.lse[i], self.delta[i], s, dp, seen);
                 }
             },
         );

@@ -72,7 +72,7 @@ impl Pass<'_> {
     /// Rows that go through the keys together; a row alone meets no value that it does not see.
     fn rows(&self, batch: usize, head: usize, rows: &Range<usize>, scores: &mut Vec<f32>, p: &mut Rounded) -> Block {
         let Context { shape, model, simd, .. } = self.context;
-        let kv_head = head * shape.kv_heads / shape.heads;
+        let (kv_head, factor) = (head * shape.kv_heads / shape.heads, shape.exponent_factor());
         let q = self.q.rows(batch, head, rows);
         let mut state = vec![OnlineSoftmax::EMPTY; rows.len()];
         let mut out = vec![0.0f32; rows.len() * shape.v_dim];
@@ -87,7 +87,7 @@ impl Pass<'_> {
                     let lines = scores.chunks_mut(keys).zip(out.chunks_mut(shape.v_dim)).zip(&mut state);
                     for (row, ((scores, out), state)) in rows.clone().zip(lines) {
                         let seen = visible(row, self.context.start(batch, row), &tile);
-                        let alpha = state.advance(shape.scale, scores, seen);
+                        let alpha = state.advance(factor, scores, seen);
                         for o in out {
                             *o *= alpha;
                         }

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::numerics::math;
+use crate::numerics::special::ex2;
+use crate::numerics::{math, reduce};
 
 /// The columns of a tile of keys that `row` sees, when its first key is `start`; indices are counted within the sequence.
 #[inline(always)]
@@ -14,9 +15,9 @@ pub(crate) fn visible(row: usize, start: usize, tile: &Range<usize>) -> Range<us
 /// The softmax of one row as far as its tiles have been seen.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OnlineSoftmax {
-    /// The largest score.
+    /// The largest score times the exponent's factor.
     max: f32,
-    /// The sum of exp(score - max).
+    /// The sum of the probabilities relative to it.
     sum: f32,
 }
 
@@ -25,9 +26,11 @@ impl OnlineSoftmax {
     pub(crate) const EMPTY: OnlineSoftmax = OnlineSoftmax { max: f32::NEG_INFINITY, sum: 0.0 };
 
     /// Turns the products of a tile into probabilities relative to the largest score so far; returns the factor that
-    /// brings what was accumulated before to the same scale.
+    /// brings what was accumulated before to the same scale. `factor`: [`AttentionShape::exponent_factor`].
+    ///
+    /// [`AttentionShape::exponent_factor`]: super::AttentionShape::exponent_factor
     #[inline(always)]
-    pub(crate) fn advance(&mut self, scale: f32, scores: &mut [f32], visible: Range<usize>) -> f32 {
+    pub(crate) fn advance(&mut self, factor: f32, scores: &mut [f32], visible: Range<usize>) -> f32 {
         if visible.is_empty() {
             scores.fill(0.0);
             return 1.0;
@@ -35,34 +38,30 @@ impl OnlineSoftmax {
         scores[..visible.start].fill(0.0);
         scores[visible.end..].fill(0.0);
         let seen = &mut scores[visible];
-        for s in seen.iter_mut() {
-            *s *= scale;
-        }
-        let max = larger(self.max, largest(seen));
-        let alpha = if self.max == f32::NEG_INFINITY { 0.0 } else { math::exp(self.max - max) };
-        for s in seen {
-            *s = math::exp(*s - max);
-        }
-        self.sum = self.sum * alpha + sum(scores);
+        let max = larger(self.max, reduce::max(seen) * factor);
+        let alpha = if self.max == f32::NEG_INFINITY { 0.0 } else { ex2(self.max - max) };
+        exponentials(factor, max, seen);
+        self.sum = self.sum * alpha + reduce::quad(scores);
         self.max = max;
         alpha
     }
 
-    /// Divides what was accumulated by the sum, and returns the log-sum-exp.
+    /// Multiplies what was accumulated by the reciprocal of the sum, and returns the log-sum-exp to base 2.
     #[inline(always)]
     pub(crate) fn finish(self, out: &mut [f32]) -> f32 {
+        let reciprocal = if self.max == f32::NEG_INFINITY { 0.0 } else { 1.0 / self.sum };
         for o in out {
             // A chain that ended in -0 ends in +0.
-            *o = if self.sum == 0.0 { 0.0 } else { (*o + 0.0) / self.sum };
+            *o = (*o + 0.0) * reciprocal;
         }
-        self.max + math::log(self.sum)
+        math::log(self.sum).mul_add(math::LOG2_E, self.max)
     }
 }
 
 /// Turns the products of a tile into probabilities, and the gradients `dp` of the probabilities into those of the scores.
 #[inline(always)]
 pub(crate) fn differentiate(
-    scale: f32,
+    factor: f32,
     lse: f32,
     delta: f32,
     scores: &mut [f32],
@@ -73,9 +72,24 @@ pub(crate) fn differentiate(
         scores[hidden.clone()].fill(0.0);
         dp[hidden].fill(0.0);
     }
-    for (s, dp) in scores[visible.clone()].iter_mut().zip(&mut dp[visible]) {
-        *s = math::exp(*s * scale - lse);
+    let seen = &mut scores[visible.clone()];
+    exponentials(factor, lse, seen);
+    for (s, dp) in seen.iter().zip(&mut dp[visible]) {
         *dp = *s * (*dp - delta);
+    }
+}
+
+/// Products become probabilities relative to `from`.
+///
+/// Fused, the exponent of the largest product is not 0 but the rounding error of `from`. Where that would no longer be
+/// small, both are rounded alike.
+#[inline(always)]
+fn exponentials(factor: f32, from: f32, scores: &mut [f32]) {
+    const FUSED_BELOW: f32 = 16_777_216.0;
+    if from.abs() < FUSED_BELOW {
+        scores.iter_mut().for_each(|s| *s = ex2(s.mul_add(factor, -from)));
+    } else {
+        scores.iter_mut().for_each(|s| *s = ex2(*s * factor - from));
     }
 }
 
@@ -83,36 +97,6 @@ pub(crate) fn differentiate(
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
-}
-
-/// The largest score, found in lanes, which change no bit of it.
-#[inline(always)]
-fn largest(scores: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    let (chunks, rest) = scores.as_chunks::<16>();
-    for chunk in chunks {
-        for (lane, &s) in lanes.iter_mut().zip(chunk) {
-            *lane = larger(*lane, s);
-        }
-    }
-    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |max, &s| larger(max, s))
-}
-
-/// The sum of a tile's probabilities in four lanes, each of which has two neighbouring columns of every eight: those
-/// that one thread holds of a tensor core's result.
-#[inline(always)]
-fn sum(p: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; 4];
-    let (chunks, rest) = p.as_chunks::<8>();
-    for chunk in chunks {
-        for (column, p) in chunk.iter().enumerate() {
-            lanes[column / 2] += p;
-        }
-    }
-    for (column, p) in rest.iter().enumerate() {
-        lanes[column / 2] += p;
-    }
-    (lanes[0] + lanes[1]) + (lanes[2] + lanes[3])
 }
 
 #[cfg(test)]
@@ -133,7 +117,7 @@ mod tests {
     /// The probabilities of one row of one tile.
     fn softmax(mut scores: Vec<f32>, visible: Range<usize>) -> (Vec<f32>, f32) {
         let mut row = OnlineSoftmax::EMPTY;
-        row.advance(1.0, &mut scores, visible);
+        row.advance(math::LOG2_E, &mut scores, visible);
         let lse = row.finish(&mut scores);
         (scores, lse)
     }
@@ -144,19 +128,26 @@ mod tests {
         assert_eq!(softmax(vec![-1e30; 2], 0..2).0, [0.5, 0.5]);
         let (p, lse) = softmax(vec![1000.0, 999.0], 0..2);
         assert!((p[0] - 0.731_058_6).abs() < 1e-6 && (p[1] - 0.268_941_4).abs() < 1e-6, "{p:?}");
-        assert!((lse - 1_000.313_3).abs() < 1e-4, "{lse}");
+        assert!((lse - 1_000.313_3 * math::LOG2_E).abs() < 2e-4, "{lse}");
+        for extreme in [-3e38, -1e12, -2e7, 2e7, 1e12, 2e38] {
+            let (p, lse) = softmax(vec![extreme; 2], 0..2);
+            assert_eq!(p, [0.5, 0.5], "{extreme}");
+            let (mut s, mut dp) = ([extreme], [1.0]);
+            differentiate(math::LOG2_E, lse, 0.0, &mut s, &mut dp, 0..1);
+            assert!(lse.is_infinite() || s[0].is_finite() && s[0] > 0.0, "{extreme}: {s:?}");
+        }
     }
 
     #[test]
-    fn the_lanes_hold_pairs_of_columns() {
-        // 2^24 absorbs a 1 that is added to it, so the order shows.
-        let mut p = vec![0.0; 13];
-        (p[0], p[1], p[8], p[2]) = (16_777_216.0, 1.0, 1.0, 1.0);
-        assert_eq!(sum(&p), 16_777_216.0);
-        p[4] = 2.0;
-        assert_eq!(sum(&p), 16_777_218.0, "lane 2 joins after lanes 0 and 1");
-        (p[0], p[11], p[12]) = (0.0, 5.0, 7.0);
-        assert_eq!(sum(&p), 1.0 + 1.0 + 1.0 + 2.0 + 5.0 + 7.0);
+    fn infinite_scores_are_not_lost() {
+        let inf = f32::INFINITY;
+        // A largest score of either infinity, and finite ones whose exponents are.
+        for scores in [[inf, 1.0], [-inf, -inf], [f32::NAN, -inf], [3e38, 3e38], [f32::NAN, 1.0]] {
+            let (p, lse) = softmax(scores.to_vec(), 0..2);
+            assert!(p.iter().all(|p| p.is_nan()) && lse.is_nan(), "{scores:?}: {p:?}, {lse}");
+        }
+        let (p, lse) = softmax(vec![-inf, 1.0], 0..2);
+        assert_eq!((p, lse), (vec![0.0, 1.0], math::LOG2_E));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::tensor::Tensor;
 /// out: `[rows, i]`, of gate_up's type.
 ///
 /// # Numerics
-/// `silu(g) = g / (1 + exp(-g))`; `(silu(g) * u) * weight`, rounded once.
+/// `silu(g) = g * sigmoid(g)`; `(silu(g) * u) * weight`, rounded once.
 #[derive(Clone, Copy, Debug)]
 pub struct Swiglu<'a> {
     /// Gate and up.
@@ -72,9 +72,9 @@ impl Swiglu<'_> {
 /// As [`Swiglu`]; d_out: `[rows, i]`; d_gate_up: `[rows, 2 * i]`; d_weight: f32 `[rows]`.
 ///
 /// # Numerics
-/// With s = 1 / (1 + exp(-g)), h = silu(g), w = weight (1 if absent):
+/// With s = sigmoid(g), h = silu(g), w = weight (1 if absent):
 /// `d_up = (d_out * w) * h`, `d_gate = ((d_out * w) * u) * (s * (1 + g * (1 - s)))`,
-/// `d_weight` = row reduction of `d_out * (h * u)`.
+/// `d_weight` = quad sum of `d_out * (h * u)`.
 #[derive(Clone, Copy, Debug)]
 pub struct SwigluGrad<'a> {
     /// Gate and up.
@@ -129,10 +129,10 @@ impl SwigluGrad<'_> {
         // Until the last loop, d_gate holds s and d_up holds h, so that each exponential is taken once.
         for ((s, h), &g) in d_gate.iter_mut().zip(d_up.iter_mut()).zip(gate) {
             *s = math::sigmoid(g);
-            *h = math::silu(g);
+            *h = g * *s;
         }
         let (h, u) = (&d_up[..width], &up[..width]);
-        let d_weight = reduce::row(width, |i| d_out[i] * (h[i] * u[i]));
+        let d_weight = reduce::quads(width, |i| d_out[i] * (h[i] * u[i]));
         for ((((d_gate, d_up), &g), u), d_out) in d_gate.iter_mut().zip(d_up).zip(gate).zip(up).zip(d_out) {
             let (s, h, d) = (*d_gate, *d_up, d_out * weight);
             *d_gate = (d * u) * (s * (1.0 + g * (1.0 - s)));

@@ -4,16 +4,17 @@ use super::balance::{Balance, probabilities, valid};
 use super::{Arg, DType, NONE, OP, Values, distinct, index, number, op};
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::numerics::special::ex2;
 use crate::numerics::{math, reduce};
 use crate::tensor::Tensor;
 
 /// How logits become scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Score {
-    /// `1 / (1 + exp(-x))` (DeepSeek-V3).
+    /// `sigmoid(x)` (DeepSeek-V3).
     Sigmoid,
-    /// `exp(x - max) / sum` over all experts (Mixtral, Qwen3-MoE), the sum by row reduction. One NaN among the logits
-    /// makes every score of the token NaN.
+    /// `e / sum` with `e = ex2((x - max) * log2 e)` over all experts (Mixtral, Qwen3-MoE), the sum by row reduction. One
+    /// NaN among the logits makes every score of the token NaN.
     Softmax,
 }
 
@@ -187,7 +188,7 @@ impl Score {
             Score::Softmax => {
                 let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 for (e, &x) in scores.iter_mut().zip(logits) {
-                    *e = math::exp(x - max);
+                    *e = ex2((x - max) * math::LOG2_E);
                 }
                 let sum = reduce::row(scores.len(), |e| scores[e]);
                 for score in scores {
