@@ -66,9 +66,6 @@ struct Softmax {
             return visible(tile + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, start[half], row + 8 * half);
         };
         const bool whole = __all_sync(ALL_LANES, max(start[0], start[1]) <= tile && tile + KEY_TILE <= row + 1);
-
-#pragma unroll
-        for (u32 i = 0; i < KEY_TILE / 2; i++) s[i] *= scale;
         if (!whole) {
 #pragma unroll
             for (u32 i = 0; i < KEY_TILE / 2; i++) s[i] = seen(i) ? s[i] : -INFINITY_F32;
@@ -81,29 +78,25 @@ struct Softmax {
             float& most = highest[i / 2 % 2 * 2 + i % 2];
             most = fmaxf(most, s[i]);
         }
+        float shift[2];
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             float most = fmaxf(highest[2 * half], highest[2 * half + 1]);
             most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
             most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
-            alpha[half] = largest[half] == -INFINITY_F32 ? 0.0f : f32_exp(largest[half] - most);
+            shift[half] = -(most * scale);
+            alpha[half] = largest[half] == -INFINITY_F32 ? 0.0f : f32_ex2(__fmaf_rn(largest[half], scale, shift[half]));
             largest[half] = most;
         }
-
-        bool ordinary[4] = {whole, whole, whole, whole};
 #pragma unroll
-        for (u32 i = 0; i < KEY_TILE / 2; i++) {
-            s[i] -= largest[i / 2 % 2];
-            ordinary[i % 4] &= exp_is_ordinary(s[i]);
+        for (u32 i = 0; i < KEY_TILE / 2; i++) s[i] = f32_ex2(__fmaf_rn(s[i], scale, shift[i / 2 % 2]));
+        if (!whole) {
+#pragma unroll
+            for (u32 i = 0; i < KEY_TILE / 2; i++) s[i] = seen(i) ? s[i] : 0.0f;
         }
         float lane[2] = {0.0f, 0.0f};
-        if (__all_sync(ALL_LANES, ordinary[0] && ordinary[1] && ordinary[2] && ordinary[3])) {
 #pragma unroll
-            for (u32 i = 0; i < KEY_TILE / 2; i++) lane[i / 2 % 2] += s[i] = f32_exp_ordinary(s[i]);
-        } else {
-#pragma unroll
-            for (u32 i = 0; i < KEY_TILE / 2; i++) lane[i / 2 % 2] += s[i] = f32_exp(seen(i) ? s[i] : -INFINITY_F32);
-        }
+        for (u32 i = 0; i < KEY_TILE / 2; i++) lane[i / 2 % 2] += s[i];
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             lane[half] += __shfl_xor_sync(ALL_LANES, lane[half], 1);
@@ -179,7 +172,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
     const u32 start[2] = {first_key(given.start, token, row, p.sequence), first_key(given.start, token, row + 8, p.sequence)};
     const Keys own = keys_of(given.first, work.batch, p.blocks, block, p.sequence);
     const u32 q_rows = q_tile() + consumer() * BLOCK * SPAN_BYTES;
-    const float scale = __uint_as_float(p.scale);
+    const float scale = __uint_as_float(p.scale) * 1.44269504f;
 
     Softmax softmax;
     float o[V / 2];
@@ -255,12 +248,13 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
     }
     pass(all.end);
 
+    const float inverse[2] = {1.0f / softmax.sum[0], 1.0f / softmax.sum[1]};
     store_rows<V>(given.out, p.heads, p.v_dim, token, p.sequence, work.head, row,
-                  [&](u32 half, u32 i) { return softmax.sum[half] == 0.0f ? 0.0f : end_of(o[i]) / softmax.sum[half]; });
+                  [&](u32 half, u32 i) { return softmax.sum[half] == 0.0f ? 0.0f : end_of(o[i]) * inverse[half]; });
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
         if (threadIdx.x % 4 == 0 && row + 8 * half < p.sequence) {
-            given.lse[(token + row + 8 * half) * p.heads + work.head] = softmax.largest[half] + f32_log(softmax.sum[half]);
+            given.lse[(token + row + 8 * half) * p.heads + work.head] = softmax.largest[half] * scale + f32_log(softmax.sum[half]) * 1.44269504f;
         }
     }
 

@@ -10,7 +10,10 @@
 // multiply those of the half before, if a third stage has room. QK and V are the heads' elements, padded to 16, 32 or
 // a multiple of 64. GRAD_KEYS, GRAD_VALUES: which of the two results a launch computes; large heads need one for each.
 //
-// Shared memory: k [64 * WARPGROUPS, QK], v [64 * WARPGROUPS, V], STAGES times q [64, QK] and d_out [64, V], Control.
+// `slopes`: where the rounded gradients of the scores are left for the gradient of the queries.
+//
+// Shared memory: k [64 * WARPGROUPS, QK], v [64 * WARPGROUPS, V], STAGES times q [64, QK] and d_out [64, V], WARPGROUPS times
+// slopes [64, 64], Control.
 
 constexpr u32 HALF = BLOCK / 2, STEPS = HALF / STEP;
 using Scores = float[HALF / 2];
@@ -22,6 +25,7 @@ constexpr u32 Q_BYTES = tile_bytes(BLOCK, QK), D_OUT_BYTES = tile_bytes(BLOCK, V
 // Between two halves a warpgroup may pass a block of rows that another one works on, while it holds the stage of the half
 // before and waits for the one after.
 constexpr bool OVERLAP = STAGES > 2;
+constexpr bool KEEP = GRAD_KEYS && slopes_given;
 
 extern __shared__ __align__(1024) u8 shared[];
 
@@ -31,6 +35,10 @@ struct RowFacts {
     u32 start[BLOCK];
     // NONE: there are no more rows.
     u32 block;
+    // The largest of `start`.
+    u32 latest;
+    // Where the block's slopes go.
+    bf16* slopes;
 };
 
 struct Control {
@@ -41,13 +49,15 @@ struct Control {
 static_assert(sizeof(Control) <= CONTROL_BYTES);
 
 __device__ __forceinline__ Control& control() {
-    return *reinterpret_cast<Control*>(shared + K_BYTES + V_BYTES + STAGES * (Q_BYTES + D_OUT_BYTES));
+    return *reinterpret_cast<Control*>(
+        shared + K_BYTES + V_BYTES + STAGES * (Q_BYTES + D_OUT_BYTES) + (KEEP ? WARPGROUPS * SLOPES_BYTES : 0));
 }
 
 __device__ __forceinline__ u32 k_tile() { return shared_address(shared); }
 __device__ __forceinline__ u32 v_tile() { return k_tile() + K_BYTES; }
 __device__ __forceinline__ u32 q_tile(u32 stage) { return v_tile() + V_BYTES + stage * (Q_BYTES + D_OUT_BYTES); }
 __device__ __forceinline__ u32 d_out_tile(u32 stage) { return q_tile(stage) + Q_BYTES; }
+__device__ __forceinline__ u32 slopes_tile() { return q_tile(STAGES) + consumer() * SLOPES_BYTES; }
 
 __device__ __forceinline__ void produce(const Given& given, const Work& work) {
     const Scalars& p = given.scalars;
@@ -68,6 +78,7 @@ __device__ __forceinline__ void produce(const Given& given, const Work& work) {
             control().rows.wait_empty(place);
             bring<BLOCK, QK>(q_tile(place.stage), full, q, p, work.batch, head, block * BLOCK);
             bring<BLOCK, V>(d_out_tile(place.stage), full, d_out, p, work.batch, head, block * BLOCK);
+            u32 latest = 0;
 #pragma unroll 1
             for (u32 i = threadIdx.x; i < BLOCK; i += PRODUCERS) {
                 const u32 row = block * BLOCK + i;
@@ -76,8 +87,14 @@ __device__ __forceinline__ void produce(const Given& given, const Work& work) {
                 facts.lse[i] = there ? given.lse[query] : 0.0f;
                 facts.delta[i] = there ? given.delta[query] : 0.0f;
                 facts.start[i] = first_key(given.start, token, row, p.sequence);
+                latest = max(latest, facts.start[i]);
             }
-            if (threadIdx.x == 0) facts.block = block;
+            latest = __reduce_max_sync(ALL_LANES, latest);
+            if (threadIdx.x == 0) {
+                facts.block = block;
+                facts.latest = BOXES ? latest : NONE;
+                if (KEEP) facts.slopes = given.slopes + slopes_of(p, work.batch, head, block);
+            }
             brought(full);
             place.advance();
         }
@@ -94,24 +111,17 @@ __device__ __forceinline__ void probabilities_and_slopes(Scores& s, Scores& dp, 
     const auto seen = [&](u32 i) {
         return visible(key + i / 2 % 2 * 8, rows.start[row_of(i)], rows.block * BLOCK + row_of(i));
     };
-    bool ordinary[4] = {true, true, true, true};
+    const bool whole = __all_sync(ALL_LANES, key + 8 <= rows.block * BLOCK + first && rows.latest <= key);
 #pragma unroll
     for (u32 i = 0; i < HALF / 2; i++) {
-        s[i] = s[i] * scale - rows.lse[row_of(i)];
-        ordinary[i % 4] &= seen(i) && exp_is_ordinary(s[i]);
-        if (GRAD_KEYS) dp[i] -= rows.delta[row_of(i)];
+        s[i] = f32_ex2(__fmaf_rn(s[i], scale, -rows.lse[row_of(i)]));
+        if (GRAD_KEYS) dp[i] = s[i] * (dp[i] - rows.delta[row_of(i)]);
     }
-    if (__all_sync(ALL_LANES, ordinary[0] && ordinary[1] && ordinary[2] && ordinary[3])) {
+    if (!whole) {
 #pragma unroll
         for (u32 i = 0; i < HALF / 2; i++) {
-            s[i] = f32_exp_ordinary(s[i]);
-            if (GRAD_KEYS) dp[i] *= s[i];
-        }
-    } else {
-#pragma unroll
-        for (u32 i = 0; i < HALF / 2; i++) {
-            s[i] = f32_exp(seen(i) ? s[i] : -INFINITY_F32);
-            if (GRAD_KEYS) dp[i] = seen(i) ? s[i] * dp[i] : 0.0f;
+            s[i] = seen(i) ? s[i] : 0.0f;
+            if (GRAD_KEYS) dp[i] = seen(i) ? dp[i] : 0.0f;
         }
     }
 }
@@ -157,6 +167,31 @@ __device__ __forceinline__ void key_alone(const Given& given, u64 token, u32 kv_
     for (u32 j = 0; GRAD_VALUES && j < lane_share(V); j++) {
         const u32 column = j * LANES + lane;
         if (column < p.v_dim) store(given.d_v, place * p.v_dim + column, end_of(d_v[j]));
+    }
+}
+
+// Leaves the slopes of 64 keys with HALF rows from `first` of a block on; the block's go to `to` with its second half.
+__device__ __forceinline__ void keep_slopes(const Factors& slopes, u32 first, bf16* to) {
+    const u32 tile = slopes_tile(), lane = lane_id(), warp = threadIdx.x % WARPGROUP / LANES;
+    const auto meet = [] { threads_meet<WARPGROUP>(1 + consumer()); };
+    if (first == 0) {
+        // Those of the block before have left.
+        if (threadIdx.x % WARPGROUP == 0) stores_wait<0>();
+        meet();
+    }
+#pragma unroll
+    for (u32 i = 0; i < STEPS; i++) {
+        // Matrix m: rows 8 (m / 2) on, keys 8 (m % 2) on.
+        const u32 row = first + i * STEP + lane / 16 * 8 + lane % 8, key = warp * 16 + lane / 8 % 2 * 8;
+        store_shared_transposed(tile + swizzled(row * SPAN_BYTES + key * 2), slopes[i]);
+    }
+    if (first > 0) {
+        fence_async();
+        meet();
+        if (threadIdx.x % WARPGROUP == 0) {
+            store_bulk(to, tile, SLOPES_BYTES);
+            stores_commit();
+        }
     }
 }
 
@@ -210,10 +245,11 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
         start_scores();
         wgmma_wait<0>(s, dp);
         while (true) {
-            probabilities_and_slopes(s, dp, control().facts[place.stage], row, key, scale);
+            probabilities_and_slopes(s, dp, control().facts[place.stage], row, key, scale * 1.44269504f);
             if (OVERLAP) end_chains();
             if (GRAD_VALUES) pack(probabilities, s);
             if (GRAD_KEYS) pack(slopes, dp);
+            if (KEEP) keep_slopes(slopes, row, control().facts[place.stage].slopes + static_cast<u64>(key_block) * SLOPES);
             before = place;
             before_row = row;
             if (!OVERLAP) {
@@ -236,6 +272,8 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
         }
     }
 
+    if (KEEP && threadIdx.x % WARPGROUP == 0) stores_wait<0>();
+
     if constexpr (GRAD_KEYS) {
         store_rows<QK>(given.d_k, p.kv_heads, p.qk_dim, token, p.sequence, work.head, key,
                        [&](u32, u32 i) { return end_of(d_k[i]) * scale; });
@@ -256,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_keys(con
     begin(given);
     const Scalars& p = given.scalars;
     // The keys that most rows see come first.
-    const Work work = work_of(p, (p.sequence + KEYS - 1) / KEYS, p.kv_heads, 1, p.heads / p.kv_heads);
+    const Work work = work_of(p, (p.sequence + KEYS - 1) / KEYS, 1, 1, p.heads / p.kv_heads);
 
     if (threadIdx.x == 0) {
         barrier_init(&control().keys, PRODUCERS);

@@ -64,25 +64,17 @@ struct RowFacts {
     // Turns the products of the rows with the tile's keys from `tile` on, and of the result's gradient with its values,
     // `ds`, into gradients of the scores.
     __device__ __forceinline__ void slopes(Scores& s, Scores& ds, u32 tile, float scale) const {
-        const bool whole = max(start[0], start[1]) <= tile && tile + KEYS <= row + 1;
-        bool ordinary[4] = {whole, whole, whole, whole};
+        const bool whole = __all_sync(ALL_LANES, max(start[0], start[1]) <= tile && tile + KEYS <= row + 1);
 #pragma unroll
         for (u32 i = 0; i < KEYS / 2; i++) {
             const u32 half = i / 2 % 2;
-            s[i] = s[i] * scale - lse[half];
-            ds[i] -= delta[half];
-            ordinary[i % 4] &= exp_is_ordinary(s[i]);
+            ds[i] = f32_ex2(__fmaf_rn(s[i], scale, -lse[half])) * (ds[i] - delta[half]);
         }
-        if (__all_sync(ALL_LANES, ordinary[0] && ordinary[1] && ordinary[2] && ordinary[3])) {
-#pragma unroll
-            for (u32 i = 0; i < KEYS / 2; i++) ds[i] = f32_exp_ordinary(s[i]) * ds[i];
-        } else {
+        if (!whole) {
 #pragma unroll
             for (u32 i = 0; i < KEYS / 2; i++) {
                 const u32 half = i / 2 % 2, key = tile + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-                const bool seen = visible(key, start[half], row + 8 * half);
-                const float slope = f32_exp(seen ? s[i] : -INFINITY_F32) * ds[i];
-                ds[i] = seen ? slope : 0.0f;
+                ds[i] = visible(key, start[half], row + 8 * half) ? ds[i] : 0.0f;
             }
         }
     }
@@ -168,7 +160,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
         start_scores();
         wgmma_wait<0>(s, ds);
         while (true) {
-            rows.slopes(s, ds, tile, scale);
+            rows.slopes(s, ds, tile, scale * 1.44269504f);
             wgmma_wait<0>(d_q, slopes);
             if (tile > own.begin) control().keys.leave(before.stage);
             pack(slopes, ds);

@@ -116,6 +116,14 @@ __device__ __forceinline__ u8 ue8m0_from_f32_floor(float x) {
     return u8(bits > INFINITY_BITS ? 0xFFu : min(bits >> 23, 254u));
 }
 
+// ---- The special-function unit: NUMERICS.md, "ex2 and rcp" ----
+
+__device__ __forceinline__ float f32_ex2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // ---- exp and log: NUMERICS.md, "exp and log" ----
 
 __device__ __forceinline__ float power_of_two(i32 n) { return __uint_as_float(u32(n + 127) << 23); }

@@ -2,9 +2,7 @@
 //!
 //! Rates count useful work only: 2 rows n k operations for a product, whatever the groups' sizes.
 
-use dropless_core::ops::{
-    Attention, AttentionBackward, AttentionForward, AttentionShape, GatherRows, GemmKind, GroupedGemm, Operand,
-};
+use dropless_core::ops::{GatherRows, GemmKind, GroupedGemm, Operand};
 use dropless_core::{DType, Result, Tensor};
 
 use super::ops::Bench;
