@@ -37,8 +37,7 @@ struct RowFacts {
     u32 block;
     // The largest of `start`.
     u32 latest;
-    // Where the block's slopes go.
-    bf16* slopes;
+    u32 head;
 };
 
 struct Control {
@@ -57,7 +56,7 @@ __device__ __forceinline__ u32 k_tile() { return shared_address(shared); }
 __device__ __forceinline__ u32 v_tile() { return k_tile() + K_BYTES; }
 __device__ __forceinline__ u32 q_tile(u32 stage) { return v_tile() + V_BYTES + stage * (Q_BYTES + D_OUT_BYTES); }
 __device__ __forceinline__ u32 d_out_tile(u32 stage) { return q_tile(stage) + Q_BYTES; }
-__device__ __forceinline__ u32 slopes_tile() { return q_tile(STAGES) + consumer() * SLOPES_BYTES; }
+__device__ __forceinline__ u32 slopes_tile() { return q_tile(STAGES) + (threadIdx.x / WARPGROUP - 1) * SLOPES_BYTES; }
 
 __device__ __forceinline__ void produce(const Given& given, const Work& work) {
     const Scalars& p = given.scalars;
@@ -93,7 +92,7 @@ __device__ __forceinline__ void produce(const Given& given, const Work& work) {
             if (threadIdx.x == 0) {
                 facts.block = block;
                 facts.latest = BOXES ? latest : NONE;
-                if (KEEP) facts.slopes = given.slopes + slopes_of(p, work.batch, head, block);
+                facts.head = head;
             }
             brought(full);
             place.advance();
@@ -170,10 +169,10 @@ __device__ __forceinline__ void key_alone(const Given& given, u64 token, u32 kv_
     }
 }
 
-// Leaves the slopes of 64 keys with HALF rows from `first` of a block on; the block's go to `to` with its second half.
-__device__ __forceinline__ void keep_slopes(const Factors& slopes, u32 first, bf16* to) {
+// Leaves the slopes of 64 keys with HALF rows from `first` of a block on; all of the block's go with its second half.
+__device__ __forceinline__ void keep_slopes(const Given& given, u32 batch, const Factors& slopes, u32 first, const RowFacts& rows, u32 key_block) {
     const u32 tile = slopes_tile(), lane = lane_id(), warp = threadIdx.x % WARPGROUP / LANES;
-    const auto meet = [] { threads_meet<WARPGROUP>(1 + consumer()); };
+    const auto meet = [] { threads_meet<WARPGROUP>(threadIdx.x / WARPGROUP); };
     if (first == 0) {
         // Those of the block before have left.
         if (threadIdx.x % WARPGROUP == 0) stores_wait<0>();
@@ -189,7 +188,8 @@ __device__ __forceinline__ void keep_slopes(const Factors& slopes, u32 first, bf
         fence_async();
         meet();
         if (threadIdx.x % WARPGROUP == 0) {
-            store_bulk(to, tile, SLOPES_BYTES);
+            const u64 to = slopes_of(given.scalars, batch, rows.head, rows.block) + key_block * SLOPES;
+            store_bulk(given.slopes + to, tile, SLOPES_BYTES);
             stores_commit();
         }
     }
@@ -249,7 +249,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
             if (OVERLAP) end_chains();
             if (GRAD_VALUES) pack(probabilities, s);
             if (GRAD_KEYS) pack(slopes, dp);
-            if (KEEP) keep_slopes(slopes, row, control().facts[place.stage].slopes + static_cast<u64>(key_block) * SLOPES);
+            if (KEEP) keep_slopes(given, work.batch, slopes, row, control().facts[place.stage], key_block);
             before = place;
             before_row = row;
             if (!OVERLAP) {
