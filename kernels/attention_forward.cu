@@ -16,7 +16,7 @@ using Probabilities = u32[STEPS][4];
 
 constexpr u32 Q_ROWS = WARPGROUPS * BLOCK;
 constexpr u32 Q_BYTES = tile_bytes(Q_ROWS, QK), K_BYTES = tile_bytes(KEY_TILE, QK), V_BYTES = tile_bytes(KEY_TILE, V);
-constexpr bool OVERLAP = V <= 192;
+constexpr bool OVERLAP = V <= 192 && WARPGROUPS == 2;
 
 extern __shared__ __align__(1024) u8 shared[];
 
@@ -84,13 +84,14 @@ struct Softmax {
             float most = fmaxf(highest[2 * half], highest[2 * half + 1]);
             most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
             most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
-            shift[half] = -(most * scale);
+            // Of a row that has not seen a key, all is 0.
+            shift[half] = most == -INFINITY_F32 ? 0.0f : -(most * scale);
             alpha[half] = largest[half] == -INFINITY_F32 ? 0.0f : f32_ex2(__fmaf_rn(largest[half], scale, shift[half]));
             largest[half] = most;
         }
 #pragma unroll
         for (u32 i = 0; i < KEY_TILE / 2; i++) s[i] = f32_ex2(__fmaf_rn(s[i], scale, shift[i / 2 % 2]));
-        if (!whole) {
+        if (!whole && !(scale > 0.0f)) {
 #pragma unroll
             for (u32 i = 0; i < KEY_TILE / 2; i++) s[i] = seen(i) ? s[i] : 0.0f;
         }
@@ -269,7 +270,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Given given) {
     begin(given);
     const Scalars& p = given.scalars;
-    const Work work = row_work_of(p, Q_ROWS);
+    const Work work = row_work_of(blockIdx.x, p, Q_ROWS);
     const Keys keys = keys_of(given.first, work.batch, p.blocks, work.tile * WARPGROUPS, p.sequence, WARPGROUPS);
 
     if (threadIdx.x == 0) {

@@ -6,8 +6,7 @@
 //
 // A consumer warpgroup has 64 keys of a key head, and holds their chains in registers while the rows of the query heads go
 // by in blocks of 64. Scores are computed transposed, so that they are the left factor of the second products as they lie
-// in registers, HALF rows at a time to leave room for the chains. While it works on the scores of a half, the tensor cores
-// multiply those of the half before, if a third stage has room. QK and V are the heads' elements, padded to 16, 32 or
+// in registers. While it works on them, the tensor cores work for the other warpgroup. QK and V are the heads' elements, padded to 16, 32 or
 // a multiple of 64. GRAD_KEYS, GRAD_VALUES: which of the two results a launch computes; large heads need one for each.
 //
 // `slopes`: where the rounded gradients of the scores are left for the gradient of the queries.
@@ -15,16 +14,19 @@
 // Shared memory: k [64 * WARPGROUPS, QK], v [64 * WARPGROUPS, V], STAGES times q [64, QK] and d_out [64, V], WARPGROUPS times
 // slopes [64, 64], Control.
 
-constexpr u32 HALF = BLOCK / 2, STEPS = HALF / STEP;
-using Scores = float[HALF / 2];
+// Rows whose scores are worked on at a time: the chains and the scores of more would not fit into the registers.
+constexpr u32 PART = QK < 256 && V < 256 && QK + V <= 256 ? BLOCK : BLOCK / 2;
+constexpr u32 STEPS = PART / STEP;
+using Scores = float[PART / 2];
 using Factors = u32[STEPS][4];
 
 constexpr u32 KEYS = WARPGROUPS * BLOCK;
 constexpr u32 K_BYTES = tile_bytes(KEYS, QK), V_BYTES = tile_bytes(KEYS, V);
 constexpr u32 Q_BYTES = tile_bytes(BLOCK, QK), D_OUT_BYTES = tile_bytes(BLOCK, V);
-// Between two halves a warpgroup may pass a block of rows that another one works on, while it holds the stage of the half
-// before and waits for the one after.
-constexpr bool OVERLAP = STAGES > 2;
+// While a warpgroup works on the scores of a part, the tensor cores multiply those of the part before, if there are registers
+// for both, and a third stage: between two parts a warpgroup may pass a block of rows that another one works on, while it
+// holds the stage of the part before and waits for the one after.
+constexpr bool OVERLAP = STAGES > 2 && PART < BLOCK;
 constexpr bool KEEP = GRAD_KEYS && slopes_given;
 
 extern __shared__ __align__(1024) u8 shared[];
@@ -103,24 +105,34 @@ __device__ __forceinline__ void produce(const Given& given, const Work& work) {
     brought(control().rows.full + place.stage);
 }
 
-// Turns the products of keys, `key` and the one 8 below, with HALF rows from `first` of the block on, and of the values with
-// the result's gradient, `dp`, into probabilities and the gradients of the scores.
-__device__ __forceinline__ void probabilities_and_slopes(Scores& s, Scores& dp, const RowFacts& rows, u32 first, u32 key, float scale) {
+// Turns the products of keys, `key` and the one 8 below, with PART rows from `first` of the block on, and of the values with
+// the result's gradient, `dp`, into probabilities and the gradients of the scores, rounded.
+__device__ __forceinline__ void probabilities_and_slopes(
+    Factors& probabilities, Factors& slopes, Scores& s, Scores& dp, const RowFacts& rows, u32 first, u32 key, float scale) {
     const auto row_of = [&](u32 i) { return first + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; };
     const auto seen = [&](u32 i) {
         return visible(key + i / 2 % 2 * 8, rows.start[row_of(i)], rows.block * BLOCK + row_of(i));
     };
     const bool whole = __all_sync(ALL_LANES, key + 8 <= rows.block * BLOCK + first && rows.latest <= key);
-#pragma unroll
-    for (u32 i = 0; i < HALF / 2; i++) {
-        s[i] = f32_ex2(__fmaf_rn(s[i], scale, -rows.lse[row_of(i)]));
-        if (GRAD_KEYS) dp[i] = s[i] * (dp[i] - rows.delta[row_of(i)]);
-    }
     if (!whole) {
 #pragma unroll
-        for (u32 i = 0; i < HALF / 2; i++) {
-            s[i] = seen(i) ? s[i] : 0.0f;
-            if (GRAD_KEYS) dp[i] = seen(i) ? dp[i] : 0.0f;
+        for (u32 i = 0; i < PART / 2; i++) {
+            // Then the probability is 0.
+            s[i] = seen(i) ? s[i] : -INFINITY_F32;
+            if (GRAD_KEYS) dp[i] = seen(i) ? dp[i] : rows.delta[row_of(i)];
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < PART / 2; i += 4) {
+        // Else the compiler would load all of them first.
+        asm volatile("" ::: "memory");
+        const u32 row = row_of(i);
+        const float lse[2] = {rows.lse[row], rows.lse[row + 1]}, delta[2] = {rows.delta[row], rows.delta[row + 1]};
+#pragma unroll
+        for (u32 j = i; j < i + 4; j += 2) {
+            const float left = f32_ex2(__fmaf_rn(s[j], scale, -lse[0])), right = f32_ex2(__fmaf_rn(s[j + 1], scale, -lse[1]));
+            if (GRAD_VALUES) probabilities[j / 8][j / 2 % 4] = bf16_pair(left, right);
+            if (GRAD_KEYS) slopes[j / 8][j / 2 % 4] = bf16_pair(left * (dp[j] - delta[0]), right * (dp[j + 1] - delta[1]));
         }
     }
 }
@@ -169,8 +181,9 @@ __device__ __forceinline__ void key_alone(const Given& given, u64 token, u32 kv_
     }
 }
 
-// Leaves the slopes of 64 keys with HALF rows from `first` of a block on; all of the block's go with its second half.
-__device__ __forceinline__ void keep_slopes(const Given& given, u32 batch, const Factors& slopes, u32 first, const RowFacts& rows, u32 key_block) {
+// Leaves the slopes of 64 keys with PART rows from `first` of a block on; the block's go to device memory with its last part.
+__device__ __forceinline__ void
+keep_slopes(const Given& given, u32 batch, const Factors& slopes, u32 first, const RowFacts& rows, u32 key_block) {
     const u32 tile = slopes_tile(), lane = lane_id(), warp = threadIdx.x % WARPGROUP / LANES;
     const auto meet = [] { threads_meet<WARPGROUP>(threadIdx.x / WARPGROUP); };
     if (first == 0) {
@@ -184,7 +197,7 @@ __device__ __forceinline__ void keep_slopes(const Given& given, u32 batch, const
         const u32 row = first + i * STEP + lane / 16 * 8 + lane % 8, key = warp * 16 + lane / 8 % 2 * 8;
         store_shared_transposed(tile + swizzled(row * SPAN_BYTES + key * 2), slopes[i]);
     }
-    if (first > 0) {
+    if (first + PART == BLOCK) {
         fence_async();
         meet();
         if (threadIdx.x % WARPGROUP == 0) {
@@ -208,7 +221,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
     clear(d_k);
     clear(d_v);
 
-    // The half that is worked on, and the one before: the first of its rows in the block.
+    // The part that is worked on, and the one before: the first of its rows in the block.
     Place place, before;
     u32 row = 0, before_row = 0;
     // Waits for the next block of rows of which some see keys of this warpgroup; false: there is none.
@@ -233,10 +246,11 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
         if constexpr (GRAD_VALUES) multiply_steps<BLOCK, 0, STEPS>(d_v, probabilities, d_out_tile(before.stage), before_row);
         if constexpr (GRAD_KEYS) multiply_steps<BLOCK, 0, STEPS>(d_k, slopes, q_tile(before.stage), before_row);
         wgmma_commit();
+        if (KEEP) keep_slopes(given, work.batch, slopes, before_row, control().facts[before.stage], key_block);
     };
     const auto end_chains = [&] {
         wgmma_wait<0>(d_k, d_v, probabilities, slopes);
-        if (before_row == HALF) control().rows.leave(before.stage);
+        if (before_row + PART == BLOCK) control().rows.leave(before.stage);
     };
 
     barrier_wait(&control().keys, 0);
@@ -245,18 +259,15 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
         start_scores();
         wgmma_wait<0>(s, dp);
         while (true) {
-            probabilities_and_slopes(s, dp, control().facts[place.stage], row, key, scale * 1.44269504f);
             if (OVERLAP) end_chains();
-            if (GRAD_VALUES) pack(probabilities, s);
-            if (GRAD_KEYS) pack(slopes, dp);
-            if (KEEP) keep_slopes(given, work.batch, slopes, row, control().facts[place.stage], key_block);
+            probabilities_and_slopes(probabilities, slopes, s, dp, control().facts[place.stage], row, key, scale * 1.44269504f);
             before = place;
             before_row = row;
             if (!OVERLAP) {
                 start_chains();
                 end_chains();
             }
-            row = HALF - row;
+            row = (row + PART) % BLOCK;
             if (row == 0) {
                 place.advance();
                 more = find_block();
@@ -294,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_keys(con
     begin(given);
     const Scalars& p = given.scalars;
     // The keys that most rows see come first.
-    const Work work = work_of(p, (p.sequence + KEYS - 1) / KEYS, 1, 1, p.heads / p.kv_heads);
+    const Work work = work_of(blockIdx.x, p, (p.sequence + KEYS - 1) / KEYS, 1, 1, p.heads / p.kv_heads);
 
     if (threadIdx.x == 0) {
         barrier_init(&control().keys, PRODUCERS);

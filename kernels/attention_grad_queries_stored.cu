@@ -140,7 +140,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_queries_stored(const __grid_constant__ Given given) {
     begin(given);
     const Scalars& p = given.scalars;
-    const Work work = row_work_of(p, BLOCKS * BLOCK);
+    const Work work = row_work_of(blockIdx.x, p, BLOCKS * BLOCK);
     const Keys keys = key_blocks_of(given, work, work.tile * BLOCKS, BLOCKS);
 
     if (threadIdx.x == 0) control().keys.init();

@@ -17,8 +17,8 @@ constexpr u32 WARPGROUP = 128;
 constexpr u32 THREADS = (1 + WARPGROUPS) * WARPGROUP;
 // One warp commands TMA.
 constexpr u32 PRODUCERS = BOXES ? LANES : WARPGROUP;
-// A thread has 168 registers at the start, 64512 in all.
-constexpr u32 PRODUCER_REGISTERS = BOXES ? 24 : 56, CONSUMER_REGISTERS = BOXES ? 240 : 224;
+// 64512 in all.
+constexpr u32 PRODUCER_REGISTERS = BOXES ? 24 : 56, CONSUMER_REGISTERS = (504 - PRODUCER_REGISTERS) / WARPGROUPS / 8 * 8;
 
 __device__ constexpr u32 tile_bytes(u32 rows, u32 columns) { return (columns + SPAN - 1) / SPAN * rows * SPAN_BYTES; }
 
@@ -34,22 +34,22 @@ struct Work {
 // them from there.
 constexpr u64 CACHE_SHARE = 32 << 20;
 
-// The work of this thread block, of `tiles` tiles of each of the launch's heads: `each` of them for each key head. All tiles
+// The work of a number, of `tiles` tiles of each of the launch's heads: `each` of them for each key head. All tiles
 // of some heads come one after the other: the first of each of them, then the second, and so on. `readers` neighbouring
 // heads read the same rows of `readable` heads.
-__device__ __forceinline__ Work work_of(const Scalars& p, u32 tiles, u32 each, u32 readers, u32 readable) {
+__device__ __forceinline__ Work work_of(u32 number, const Scalars& p, u32 tiles, u32 each, u32 readers, u32 readable) {
     const u32 all = p.count * each, heads = p.kv_heads * each;
     const u64 bytes = static_cast<u64>(p.sequence) * (p.qk_dim + p.v_dim) * sizeof(bf16) * readable;
     const u32 together = static_cast<u32>(min(max(CACHE_SHARE / bytes, 1ull) * readers, static_cast<u64>(all)));
-    const u32 group = blockIdx.x / (together * tiles), within = blockIdx.x % (together * tiles);
+    const u32 group = number / (together * tiles), within = number % (together * tiles);
     const u32 count = min(together, all - group * together), head = p.from * each + group * together + within % count;
     return {within / count, head / heads, head % heads};
 }
 
 // The same for tiles of `rows` rows of query heads: those that see most come first.
-__device__ __forceinline__ Work row_work_of(const Scalars& p, u32 rows) {
+__device__ __forceinline__ Work row_work_of(u32 number, const Scalars& p, u32 rows) {
     const u32 tiles = (p.sequence + rows - 1) / rows, members = p.heads / p.kv_heads;
-    Work work = work_of(p, tiles, members, members, 1);
+    Work work = work_of(number, p, tiles, members, members, 1);
     work.tile = tiles - 1 - work.tile;
     return work;
 }

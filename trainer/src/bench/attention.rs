@@ -61,7 +61,8 @@ impl Bench<'_> {
         let [qk, v] = [shape.qk_dim, shape.v_dim].map(|dim| shape.heads * dim);
         let [kv_qk, kv_v] = [shape.qk_dim, shape.v_dim].map(|dim| shape.kv_heads * dim);
         let random = |cols: usize, from: usize| data.slice(from, from + tokens * cols)?.reshape(&[tokens, cols]);
-        let (q, k, values, d_out) = (random(qk, 0)?, random(kv_qk, 1 << 28)?, random(kv_v, 1 << 29)?, random(v, 1 << 30)?);
+        let (q, k, values, d_out) =
+            (random(qk, 0)?, random(kv_qk, 1 << 28)?, random(kv_v, 1 << 29)?, random(v, 1 << 30)?);
         let start: Vec<u32> = (0..tokens)
             .map(|token| u32::try_from(token % shape.sequence / case.document * case.document).expect("a sequence"))
             .collect();
@@ -85,9 +86,10 @@ impl Bench<'_> {
             shape,
         };
         let work = |qk: usize, v: usize| 2.0 * case.pairs() * (qk * shape.qk_dim + v * shape.v_dim) as f64;
-        for (name, op, work) in
-            [("forward", Attention::Forward(forward), work(1, 1)), ("backward", Attention::Backward(backward), work(3, 2))]
-        {
+        for (name, op, work) in [
+            ("forward", Attention::Forward(forward), work(1, 1)),
+            ("backward", Attention::Backward(backward), work(3, 2)),
+        ] {
             let time = self.time(|| op.run(self.backend))?;
             let rate = format!("{:.0} TFLOP/s", work / time.as_secs_f64() / 1e12);
             self.line(&format!("attention {name} {}", case.name), time, &rate);

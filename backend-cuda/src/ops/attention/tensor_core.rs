@@ -75,7 +75,16 @@ pub(crate) static GRAD_QUERIES: Kernel<AttentionScalars> = Kernel::new(
 
 pub(crate) static GRAD_QUERIES_STORED: Kernel<AttentionScalars> = Kernel::new(
     "attention_grad_queries_stored",
-    &[PRELUDE, VISIBLE, SM90, RING, STEP, TILE, ALONE, include_str!("../../../../kernels/attention_grad_queries_stored.cu")],
+    &[
+        PRELUDE,
+        VISIBLE,
+        SM90,
+        RING,
+        STEP,
+        TILE,
+        ALONE,
+        include_str!("../../../../kernels/attention_grad_queries_stored.cu"),
+    ],
     &[
         Binding::read("q", BF16),
         Binding::read("k", BF16),
@@ -171,6 +180,12 @@ impl Heads {
         if self.qk <= MOST_WITH_64_KEYS { 64 } else { 32 }
     }
 
+    /// Warpgroups of the forward pass.
+    fn warpgroups(self) -> usize {
+        let three = self.qk <= 128 && self.v <= 128;
+        if three { 3 } else { WARPGROUPS }
+    }
+
     /// Blocks of rows of a warpgroup that computes the gradient of the queries from stored slopes.
     fn blocks_each(self) -> usize {
         if self.qk <= MOST_WITH_64_KEYS { 2 } else { 1 }
@@ -184,8 +199,8 @@ impl Heads {
 
 impl Buffers {
     /// Of the forward pass: queries; keys and values.
-    fn forward(heads: Heads) -> Buffers {
-        Buffers { held: Heads { v: 0, ..heads }.tiles(WARPGROUPS * BLOCK), stage: heads.tiles(KEY_TILE) }
+    fn forward(heads: Heads, warpgroups: usize) -> Buffers {
+        Buffers { held: Heads { v: 0, ..heads }.tiles(warpgroups * BLOCK), stage: heads.tiles(KEY_TILE) }
     }
 
     /// Of the gradient of the queries: queries and the result's gradient; keys and values.
@@ -241,6 +256,7 @@ struct Tiles<'a> {
     /// The key heads, sequence after sequence, and how many heads each of them stands for.
     range: Range<usize>,
     each: usize,
+    warpgroups: usize,
 }
 
 impl Tiles<'_> {
@@ -253,7 +269,7 @@ impl Tiles<'_> {
         };
         let Heads { qk, v } = self.heads;
         let mut constants =
-            vec![BLOCK, KEY_TILE, WARPGROUPS, CONTROL, qk, v, self.buffers.stages(), usize::from(boxes)];
+            vec![BLOCK, KEY_TILE, self.warpgroups, CONTROL, qk, v, self.buffers.stages(), usize::from(boxes)];
         constants.extend(self.own);
         let (from, count) = (word(self.range.start), word(self.range.len()));
         let scalars = AttentionScalars { from, count, ..AttentionScalars::new(pass.shape) };
@@ -262,7 +278,7 @@ impl Tiles<'_> {
             constants: &constants.into_iter().map(word).collect::<Vec<_>>(),
             maps: &maps,
             shared: word(self.buffers.bytes()),
-            ..Launch::new(self.kernel, scalars, self.tensors, blocks, word((1 + WARPGROUPS) * WARPGROUP))
+            ..Launch::new(self.kernel, scalars, self.tensors, blocks, word((1 + self.warpgroups) * WARPGROUP))
         })
     }
 }
@@ -270,20 +286,22 @@ impl Tiles<'_> {
 pub(super) fn forward(pass: &Pass<'_>, op: &AttentionForward<'_>) -> Result<()> {
     let heads = Heads::of(pass)?;
     let shape = pass.shape;
+    let warpgroups = heads.warpgroups();
     Tiles {
         kernel: &FORWARD,
         tensors: &[Some(op.q), Some(op.k), Some(op.v), pass.start, pass.first, Some(op.out), Some(op.lse)],
         sources: &[
-            Source { tensor: op.q, heads: shape.heads, dim: shape.qk_dim, rows: WARPGROUPS * BLOCK },
+            Source { tensor: op.q, heads: shape.heads, dim: shape.qk_dim, rows: warpgroups * BLOCK },
             Source { tensor: op.k, heads: shape.kv_heads, dim: shape.qk_dim, rows: KEY_TILE },
             Source { tensor: op.v, heads: shape.kv_heads, dim: shape.v_dim, rows: KEY_TILE },
         ],
         heads,
-        buffers: Buffers::forward(heads),
+        buffers: Buffers::forward(heads, warpgroups),
         own: &[],
-        blocks: WARPGROUPS,
+        blocks: warpgroups,
         range: 0..shape.batch * shape.kv_heads,
         each: shape.heads / shape.kv_heads,
+        warpgroups,
     }
     .launch(pass)
 }
@@ -353,6 +371,7 @@ impl Backward<'_> {
                 blocks: WARPGROUPS,
                 range: range.clone(),
                 each: 1,
+                warpgroups: WARPGROUPS,
             }
             .launch(self.pass)
         })
@@ -370,6 +389,7 @@ impl Backward<'_> {
             blocks: WARPGROUPS * each,
             range,
             each: self.members(),
+            warpgroups: WARPGROUPS,
         }
         .launch(self.pass)
     }
@@ -387,6 +407,7 @@ impl Backward<'_> {
             blocks: WARPGROUPS,
             range,
             each: self.members(),
+            warpgroups: WARPGROUPS,
         }
         .launch(self.pass)
     }
@@ -409,7 +430,12 @@ mod tests {
     fn the_largest_heads_fit_into_shared_memory() {
         let all = |heads| {
             let stored = Buffers::grad_queries_stored(heads);
-            [Buffers::forward(heads), Buffers::grad_keys(heads, true), Buffers::grad_queries(heads), stored]
+            [
+                Buffers::forward(heads, heads.warpgroups()),
+                Buffers::grad_keys(heads, true),
+                Buffers::grad_queries(heads),
+                stored,
+            ]
         };
         for buffers in all(Heads { qk: MOST, v: MOST }) {
             assert!(buffers.stages() > 0 && buffers.bytes() <= SHARED, "{buffers:?}");
