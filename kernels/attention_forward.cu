@@ -16,7 +16,7 @@ using Probabilities = u32[STEPS][4];
 
 constexpr u32 Q_ROWS = WARPGROUPS * BLOCK;
 constexpr u32 Q_BYTES = tile_bytes(Q_ROWS, QK), K_BYTES = tile_bytes(KEY_TILE, QK), V_BYTES = tile_bytes(KEY_TILE, V);
-constexpr bool OVERLAP = V <= 192;
+constexpr bool OVERLAP = V <= 192 && WARPGROUPS == 2;
 
 extern __shared__ __align__(1024) u8 shared[];
 
@@ -90,7 +90,8 @@ struct Softmax {
         }
 
         float lane[2] = {0.0f, 0.0f};
-        if (whole && __all_sync(ALL_LANES, fused(largest[0]) && fused(largest[1]))) {
+        if (__all_sync(ALL_LANES, fused(largest[0]) && fused(largest[1]))) {
+            // What a row does not see is -infinity, and 0 then.
 #pragma unroll
             for (u32 i = 0; i < KEY_TILE / 2; i++) {
                 lane[i / 2 % 2] += s[i] = f32_ex2(fused_exponent(s[i], factor, largest[i / 2 % 2]));
@@ -274,7 +275,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Given given) {
     begin(given);
     const Scalars& p = given.scalars;
-    const Work work = row_work_of(p, Q_ROWS);
+    const Work work = row_work_of(blockIdx.x, p, Q_ROWS);
     const Keys keys = keys_of(given.first, work.batch, p.blocks, work.tile * WARPGROUPS, p.sequence, WARPGROUPS);
 
     if (threadIdx.x == 0) {

@@ -6,22 +6,28 @@
 //
 // A consumer warpgroup has 64 keys of a key head, and holds their chains in registers while the rows of the query heads go
 // by in blocks of 64. Scores are computed transposed, so that they are the left factor of the second products as they lie
-// in registers, HALF rows at a time to leave room for the chains. While it works on the scores of a half, the tensor cores
-// multiply those of the half before, if a third stage has room. QK and V are the heads' elements, padded to 16, 32 or
+// in registers. While it works on them, the tensor cores work for the other warpgroup. QK and V are the heads' elements, padded to 16, 32 or
 // a multiple of 64. GRAD_KEYS, GRAD_VALUES: which of the two results a launch computes; large heads need one for each.
 //
-// Shared memory: k [64 * WARPGROUPS, QK], v [64 * WARPGROUPS, V], STAGES times q [64, QK] and d_out [64, V], Control.
+// `slopes`: where the rounded gradients of the scores are left for the gradient of the queries.
+//
+// Shared memory: k [64 * WARPGROUPS, QK], v [64 * WARPGROUPS, V], STAGES times q [64, QK] and d_out [64, V], WARPGROUPS times
+// slopes [64, 64], Control.
 
-constexpr u32 HALF = BLOCK / 2, STEPS = HALF / STEP;
-using Scores = float[HALF / 2];
+// Rows whose scores are worked on at a time: the chains and the scores of more would not fit into the registers.
+constexpr u32 PART = QK < 256 && V < 256 && QK + V <= 256 ? BLOCK : BLOCK / 2;
+constexpr u32 STEPS = PART / STEP;
+using Scores = float[PART / 2];
 using Factors = u32[STEPS][4];
 
 constexpr u32 KEYS = WARPGROUPS * BLOCK;
 constexpr u32 K_BYTES = tile_bytes(KEYS, QK), V_BYTES = tile_bytes(KEYS, V);
 constexpr u32 Q_BYTES = tile_bytes(BLOCK, QK), D_OUT_BYTES = tile_bytes(BLOCK, V);
-// Between two halves a warpgroup may pass a block of rows that another one works on, while it holds the stage of the half
-// before and waits for the one after.
-constexpr bool OVERLAP = STAGES > 2;
+// While a warpgroup works on the scores of a part, the tensor cores multiply those of the part before, if there are registers
+// for both, and a third stage: between two parts a warpgroup may pass a block of rows that another one works on, while it
+// holds the stage of the part before and waits for the one after.
+constexpr bool OVERLAP = STAGES > 2 && PART < BLOCK;
+constexpr bool KEEP = GRAD_KEYS && slopes_given;
 
 extern __shared__ __align__(1024) u8 shared[];
 
@@ -31,6 +37,9 @@ struct RowFacts {
     u32 start[BLOCK];
     // NONE: there are no more rows.
     u32 block;
+    // The key from which on all rows see those up to themselves, with exponents that round once; NONE: there is none.
+    u32 ordinary_from;
+    u32 head;
 };
 
 struct Control {
@@ -41,13 +50,15 @@ struct Control {
 static_assert(sizeof(Control) <= CONTROL_BYTES);
 
 __device__ __forceinline__ Control& control() {
-    return *reinterpret_cast<Control*>(shared + K_BYTES + V_BYTES + STAGES * (Q_BYTES + D_OUT_BYTES));
+    return *reinterpret_cast<Control*>(
+        shared + K_BYTES + V_BYTES + STAGES * (Q_BYTES + D_OUT_BYTES) + (KEEP ? WARPGROUPS * SLOPES_BYTES : 0));
 }
 
 __device__ __forceinline__ u32 k_tile() { return shared_address(shared); }
 __device__ __forceinline__ u32 v_tile() { return k_tile() + K_BYTES; }
 __device__ __forceinline__ u32 q_tile(u32 stage) { return v_tile() + V_BYTES + stage * (Q_BYTES + D_OUT_BYTES); }
 __device__ __forceinline__ u32 d_out_tile(u32 stage) { return q_tile(stage) + Q_BYTES; }
+__device__ __forceinline__ u32 slopes_tile() { return q_tile(STAGES) + (threadIdx.x / WARPGROUP - 1) * SLOPES_BYTES; }
 
 __device__ __forceinline__ void produce(const Given& given, const Work& work) {
     const Scalars& p = given.scalars;
@@ -68,6 +79,7 @@ __device__ __forceinline__ void produce(const Given& given, const Work& work) {
             control().rows.wait_empty(place);
             bring<BLOCK, QK>(q_tile(place.stage), full, q, p, work.batch, head, block * BLOCK);
             bring<BLOCK, V>(d_out_tile(place.stage), full, d_out, p, work.batch, head, block * BLOCK);
+            u32 ordinary_from = 0;
 #pragma unroll 1
             for (u32 i = threadIdx.x; i < BLOCK; i += PRODUCERS) {
                 const u32 row = block * BLOCK + i;
@@ -76,8 +88,15 @@ __device__ __forceinline__ void produce(const Given& given, const Work& work) {
                 facts.lse[i] = there ? given.lse[query] : 0.0f;
                 facts.delta[i] = there ? given.delta[query] : 0.0f;
                 facts.start[i] = first_key(given.start, token, row, p.sequence);
+                ordinary_from = max(ordinary_from, fused(facts.lse[i]) ? facts.start[i] : NONE);
             }
-            if (threadIdx.x == 0) facts.block = block;
+            ordinary_from = __reduce_max_sync(ALL_LANES, ordinary_from);
+            if (threadIdx.x == 0) {
+                facts.block = block;
+                // One warp has seen all rows.
+                facts.ordinary_from = BOXES ? ordinary_from : NONE;
+                facts.head = head;
+            }
             brought(full);
             place.advance();
         }
@@ -87,17 +106,32 @@ __device__ __forceinline__ void produce(const Given& given, const Work& work) {
     brought(control().rows.full + place.stage);
 }
 
-// Turns the products of keys, `key` and the one 8 below, with HALF rows from `first` of the block on, and of the values with
-// the result's gradient, `dp`, into probabilities and the gradients of the scores.
-__device__ __forceinline__ void probabilities_and_slopes(Scores& s, Scores& dp, const RowFacts& rows, u32 first, u32 key, float factor) {
-    const auto row_of = [&](u32 i) { return first + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; };
-    const auto seen = [&](u32 i) {
-        return visible(key + i / 2 % 2 * 8, rows.start[row_of(i)], rows.block * BLOCK + row_of(i));
-    };
+// Turns the products of keys, `key` and the one 8 below, with PART rows from `first` of the block on, and of the values with
+// the result's gradient, `dp`, into probabilities and the gradients of the scores, rounded. ORDINARY: all rows see the keys,
+// and their exponents round once.
+template <bool ORDINARY>
+__device__ __forceinline__ void probabilities_and_slopes(Factors& probabilities, Factors& slopes, const Scores& s, const Scores& dp,
+                                                         const RowFacts& rows, u32 first, u32 key, float factor) {
 #pragma unroll
-    for (u32 i = 0; i < HALF / 2; i++) {
-        s[i] = seen(i) ? f32_ex2(exponent(s[i], factor, rows.lse[row_of(i)])) : 0.0f;
-        if (GRAD_KEYS) dp[i] = seen(i) ? s[i] * (dp[i] - rows.delta[row_of(i)]) : 0.0f;
+    for (u32 i = 0; i < PART / 2; i += 4) {
+        // Else the compiler would load all of them first.
+        asm volatile("" ::: "memory");
+        const u32 row = first + i / 4 * 8 + threadIdx.x % 4 * 2;
+        const float lse[2] = {rows.lse[row], rows.lse[row + 1]}, delta[2] = {rows.delta[row], rows.delta[row + 1]};
+        const auto seen = [&](u32 j) {
+            return ORDINARY || visible(key + j / 2 % 2 * 8, rows.start[row + j % 2], rows.block * BLOCK + row + j % 2);
+        };
+        const auto probability = [&](u32 j) {
+            const float from = lse[j % 2];
+            return seen(j) ? f32_ex2(ORDINARY ? fused_exponent(s[j], factor, from) : exponent(s[j], factor, from)) : 0.0f;
+        };
+        const auto slope = [&](u32 j, float p) { return seen(j) ? p * (dp[j] - delta[j % 2]) : 0.0f; };
+#pragma unroll
+        for (u32 j = i; j < i + 4; j += 2) {
+            const float left = probability(j), right = probability(j + 1);
+            if (GRAD_VALUES) probabilities[j / 8][j / 2 % 4] = bf16_pair(left, right);
+            if (GRAD_KEYS) slopes[j / 8][j / 2 % 4] = bf16_pair(slope(j, left), slope(j + 1, right));
+        }
     }
 }
 
@@ -145,6 +179,33 @@ __device__ __forceinline__ void key_alone(const Given& given, u64 token, u32 kv_
     }
 }
 
+// Leaves the slopes of 64 keys with PART rows from `first` of a block on; the block's go to device memory with its last part.
+__device__ __forceinline__ void
+keep_slopes(const Given& given, u32 batch, const Factors& slopes, u32 first, const RowFacts& rows, u32 key_block) {
+    const u32 tile = slopes_tile(), lane = lane_id(), warp = threadIdx.x % WARPGROUP / LANES;
+    const auto meet = [] { threads_meet<WARPGROUP>(threadIdx.x / WARPGROUP); };
+    if (first == 0) {
+        // Those of the block before have left.
+        if (threadIdx.x % WARPGROUP == 0) stores_wait<0>();
+        meet();
+    }
+#pragma unroll
+    for (u32 i = 0; i < STEPS; i++) {
+        // Matrix m: rows 8 (m / 2) on, keys 8 (m % 2) on.
+        const u32 row = first + i * STEP + lane / 16 * 8 + lane % 8, key = warp * 16 + lane / 8 % 2 * 8;
+        store_shared_transposed(tile + swizzled(row * SPAN_BYTES + key * 2), slopes[i]);
+    }
+    if (first + PART == BLOCK) {
+        fence_async();
+        meet();
+        if (threadIdx.x % WARPGROUP == 0) {
+            const u64 to = slopes_of(given.scalars, batch, rows.head, rows.block) + key_block * SLOPES;
+            store_bulk(given.slopes + to, tile, SLOPES_BYTES);
+            stores_commit();
+        }
+    }
+}
+
 __device__ __forceinline__ void consume(const Given& given, const Work& work) {
     const Scalars& p = given.scalars;
     const u64 token = static_cast<u64>(work.batch) * p.sequence;
@@ -158,7 +219,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
     clear(d_k);
     clear(d_v);
 
-    // The half that is worked on, and the one before: the first of its rows in the block.
+    // The part that is worked on, and the one before: the first of its rows in the block.
     Place place, before;
     u32 row = 0, before_row = 0;
     // Waits for the next block of rows of which some see keys of this warpgroup; false: there is none.
@@ -183,10 +244,11 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
         if constexpr (GRAD_VALUES) multiply_steps<BLOCK, 0, STEPS>(d_v, probabilities, d_out_tile(before.stage), before_row);
         if constexpr (GRAD_KEYS) multiply_steps<BLOCK, 0, STEPS>(d_k, slopes, q_tile(before.stage), before_row);
         wgmma_commit();
+        if (KEEP) keep_slopes(given, work.batch, slopes, before_row, control().facts[before.stage], key_block);
     };
     const auto end_chains = [&] {
         wgmma_wait<0>(d_k, d_v, probabilities, slopes);
-        if (before_row == HALF) control().rows.leave(before.stage);
+        if (before_row + PART == BLOCK) control().rows.leave(before.stage);
     };
 
     barrier_wait(&control().keys, 0);
@@ -195,17 +257,20 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
         start_scores();
         wgmma_wait<0>(s, dp);
         while (true) {
-            probabilities_and_slopes(s, dp, control().facts[place.stage], row, key, factor);
             if (OVERLAP) end_chains();
-            if (GRAD_VALUES) pack(probabilities, s);
-            if (GRAD_KEYS) pack(slopes, dp);
+            const RowFacts& rows = control().facts[place.stage];
+            if (__all_sync(ALL_LANES, key + 8 <= rows.block * BLOCK + row && rows.ordinary_from <= key)) {
+                probabilities_and_slopes<true>(probabilities, slopes, s, dp, rows, row, key, factor);
+            } else {
+                probabilities_and_slopes<false>(probabilities, slopes, s, dp, rows, row, key, factor);
+            }
             before = place;
             before_row = row;
             if (!OVERLAP) {
                 start_chains();
                 end_chains();
             }
-            row = HALF - row;
+            row = (row + PART) % BLOCK;
             if (row == 0) {
                 place.advance();
                 more = find_block();
@@ -220,6 +285,8 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
             end_chains();
         }
     }
+
+    if (KEEP && threadIdx.x % WARPGROUP == 0) stores_wait<0>();
 
     if constexpr (GRAD_KEYS) {
         store_rows<QK>(given.d_k, p.kv_heads, p.qk_dim, token, p.sequence, work.head, key,
@@ -241,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_keys(con
     begin(given);
     const Scalars& p = given.scalars;
     // The keys that most rows see come first.
-    const Work work = work_of(p, (p.sequence + KEYS - 1) / KEYS, p.kv_heads, 1, p.heads / p.kv_heads);
+    const Work work = work_of(blockIdx.x, p, (p.sequence + KEYS - 1) / KEYS, 1, 1, p.heads / p.kv_heads);
 
     if (threadIdx.x == 0) {
         barrier_init(&control().keys, PRODUCERS);

@@ -200,7 +200,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work, co
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_grad_queries(const __grid_constant__ Given given) {
     begin(given);
     const Scalars& p = given.scalars;
-    const Work work = row_work_of(p, ROWS);
+    const Work work = row_work_of(blockIdx.x, p, ROWS);
     const Keys keys = keys_of(given.first, work.batch, p.blocks, work.tile * WARPGROUPS, p.sequence, WARPGROUPS);
 
     if (threadIdx.x == 0) {

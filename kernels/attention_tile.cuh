@@ -17,8 +17,8 @@ constexpr u32 WARPGROUP = 128;
 constexpr u32 THREADS = (1 + WARPGROUPS) * WARPGROUP;
 // One warp commands TMA.
 constexpr u32 PRODUCERS = BOXES ? LANES : WARPGROUP;
-// A thread has 168 registers at the start, 64512 in all.
-constexpr u32 PRODUCER_REGISTERS = BOXES ? 24 : 56, CONSUMER_REGISTERS = BOXES ? 240 : 224;
+// 64512 in all.
+constexpr u32 PRODUCER_REGISTERS = BOXES ? 24 : 56, CONSUMER_REGISTERS = (504 - PRODUCER_REGISTERS) / WARPGROUPS / 8 * 8;
 
 __device__ constexpr u32 tile_bytes(u32 rows, u32 columns) { return (columns + SPAN - 1) / SPAN * rows * SPAN_BYTES; }
 
@@ -34,24 +34,37 @@ struct Work {
 // them from there.
 constexpr u64 CACHE_SHARE = 32 << 20;
 
-// The work of this thread block, of `tiles` tiles of each of `heads` heads of a sequence. All tiles of some heads come one
-// after the other: the first of each of them, then the second, and so on. `readers` neighbouring heads read the same rows
-// of `readable` heads.
-__device__ __forceinline__ Work work_of(const Scalars& p, u32 tiles, u32 heads, u32 readers, u32 readable) {
-    const u32 all = p.batch * heads;
+// The work of a number, of `tiles` tiles of each of the launch's heads: `each` of them for each key head. All tiles
+// of some heads come one after the other: the first of each of them, then the second, and so on. `readers` neighbouring
+// heads read the same rows of `readable` heads.
+__device__ __forceinline__ Work work_of(u32 number, const Scalars& p, u32 tiles, u32 each, u32 readers, u32 readable) {
+    const u32 all = p.count * each, heads = p.kv_heads * each;
     const u64 bytes = static_cast<u64>(p.sequence) * (p.qk_dim + p.v_dim) * sizeof(bf16) * readable;
     const u32 together = static_cast<u32>(min(max(CACHE_SHARE / bytes, 1ull) * readers, static_cast<u64>(all)));
-    const u32 group = blockIdx.x / (together * tiles), within = blockIdx.x % (together * tiles);
-    const u32 count = min(together, all - group * together), head = group * together + within % count;
+    const u32 group = number / (together * tiles), within = number % (together * tiles);
+    const u32 count = min(together, all - group * together), head = p.from * each + group * together + within % count;
     return {within / count, head / heads, head % heads};
 }
 
 // The same for tiles of `rows` rows of query heads: those that see most come first.
-__device__ __forceinline__ Work row_work_of(const Scalars& p, u32 rows) {
-    const u32 tiles = (p.sequence + rows - 1) / rows;
-    Work work = work_of(p, tiles, p.heads, p.heads / p.kv_heads, 1);
+__device__ __forceinline__ Work row_work_of(u32 number, const Scalars& p, u32 rows) {
+    const u32 tiles = (p.sequence + rows - 1) / rows, members = p.heads / p.kv_heads;
+    Work work = work_of(number, p, tiles, members, members, 1);
     work.tile = tiles - 1 - work.tile;
     return work;
+}
+
+// ---- Slopes that wait in device memory ----
+
+// The gradients of the scores of a block of rows with a block of keys, rounded: [64][64], swizzled as a tile of one span.
+constexpr u32 SLOPES = BLOCK * BLOCK, SLOPES_BYTES = SLOPES * sizeof(bf16);
+
+// Where those of a block of rows start, key block after key block up to its own. Those of each of the launch's heads follow
+// each other.
+__device__ __forceinline__ u64 slopes_of(const Scalars& p, u32 batch, u32 head, u32 block) {
+    const u64 before = static_cast<u64>(batch) * p.heads + head - static_cast<u64>(p.from) * (p.heads / p.kv_heads);
+    const u64 blocks = p.blocks;
+    return (before * (blocks * (blocks + 1) / 2) + static_cast<u64>(block) * (block + 1) / 2) * SLOPES;
 }
 
 // ---- The ring ----
@@ -181,6 +194,17 @@ __device__ __forceinline__ void multiply_steps(float (&d)[COUNT], const u32 (&a)
     }
 }
 
+// The chains of 64 rows of `a`, a tile [64, 64], go on with the 64 rows of `b`.
+template <u32 COUNT>
+__device__ __forceinline__ void multiply_block(float (&d)[COUNT], u32 a, u32 b) {
+    const u64 left = descriptor(a), right = descriptor(b, BLOCK * SPAN_BYTES);
+#pragma unroll
+    for (u32 i = 0; i < BLOCK / STEP; i++) {
+        Wgmma<2 * COUNT>::template bf16_shared<Major::CHAIN, Major::ROWS>(
+            d, advanced(left, i * STEP * 2), advanced(right, i * STEP * SPAN_BYTES), true);
+    }
+}
+
 #else
 
 __device__ __forceinline__ u32 load_pair(u32 from) {
@@ -237,6 +261,18 @@ __device__ __forceinline__ void multiply_steps(float (&d)[COUNT], const u32 (&a)
             mma(d + 4 * i, a[step], load_column_pair(tile, at), load_column_pair(tile, at + 8 * SPAN_BYTES));
         }
     }
+}
+
+template <u32 COUNT>
+__device__ __forceinline__ void multiply_block(float (&d)[COUNT], u32 a, u32 b) {
+    const u32 row = threadIdx.x % WARPGROUP / LANES * 16 + lane_id() / 4;
+    u32 left[BLOCK / STEP][4];
+#pragma unroll
+    for (u32 i = 0; i < BLOCK / STEP * 4; i++) {
+        const u32 at = (row + i % 2 * 8) * SPAN_BYTES + i / 2 * 16 + lane_id() % 4 * 4;
+        left[i / 4][i % 4] = load_pair(a + swizzled(at));
+    }
+    multiply_steps<BLOCK, 0, BLOCK / STEP>(d, left, b, 0);
 }
 
 // These products are done as soon as they are written down, by threads that keep their registers.

@@ -83,6 +83,12 @@ __device__ __forceinline__ void threads_meet() {
     asm volatile("barrier.sync %0, %1;" ::"n"(ID), "n"(COUNT) : "memory");
 }
 
+// The same of a barrier that threads choose.
+template <u32 COUNT>
+__device__ __forceinline__ void threads_meet(u32 id) {
+    asm volatile("barrier.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
+}
+
 // All threads of the cluster's blocks.
 __device__ __forceinline__ void cluster_meet() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -98,6 +104,14 @@ __device__ __forceinline__ void store_shared(u32 to, u32 word) {
 // What this thread wrote to shared memory (or knows to be written, from a barrier) is visible to `wgmma` and to
 // TMA from here on.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Four matrices of 8 x 8 16-bit elements, of which a lane has two neighbours each: rows `lane % 4 * 2` and the next of column
+// `lane / 4`. Lane 8 m + r says where row r of matrix m goes, 16 bytes.
+__device__ __forceinline__ void store_shared_transposed(u32 to, const u32 (&m)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+                 : "memory");
+}
 
 // 16 bytes from global to shared memory: the first `bytes` (0 to 16) are copied, the rest become zero. Both addresses
 // are multiples of 16; with 0 bytes nothing is read.
@@ -122,6 +136,20 @@ __device__ __forceinline__ void copies_wait() {
 
 // Waits until all of this thread's copies are done.
 __device__ __forceinline__ void copies_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// `bytes`, a multiple of 16, from global to shared memory, which arrive at the barrier. Addresses are multiples of 16.
+__device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 bytes, u64* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+// The same the other way, as a store: see `stores_commit`.
+__device__ __forceinline__ void store_bulk(void* to, u32 from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 ::"l"(__cvta_generic_to_global(to)), "r"(from), "r"(bytes)
+                 : "memory");
+}
 
 // The box of a map of three dimensions that starts at these coordinates, fastest first. What lies outside of the tensor
 // becomes zero, and the bytes of the whole box arrive at the barrier.

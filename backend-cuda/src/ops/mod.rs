@@ -55,6 +55,14 @@ pub(crate) fn all() -> Vec<(&'static Program, &'static [&'static [u32]])> {
             ],
         ),
         (
+            &attention::tensor_core::GRAD_QUERIES_STORED.program,
+            &[
+                &[64, 128, 2, 4096, 192, 128, 3, 1, 2],
+                &[64, 128, 2, 4096, 256, 256, 3, 1, 1],
+                &[64, 128, 2, 4096, 32, 16, 4, 0, 2],
+            ],
+        ),
+        (
             &group_quantize::QUANTIZE.program,
             &[
                 &[0, 0, 32, 0],

@@ -4,6 +4,7 @@
 //! many calls that it takes a while, and the wait for them. Peers run interleaved with what they are compared with, so that
 //! both see the same machine.
 
+mod attention;
 mod ops;
 mod peer;
 mod production;

@@ -2,9 +2,7 @@
 //!
 //! Rates count useful work only: 2 rows n k operations for a product, whatever the groups' sizes.
 
-use dropless_core::ops::{
-    Attention, AttentionBackward, AttentionForward, AttentionShape, GatherRows, GemmKind, GroupedGemm, Operand,
-};
+use dropless_core::ops::{GatherRows, GemmKind, GroupedGemm, Operand};
 use dropless_core::{DType, Result, Tensor};
 
 use super::ops::Bench;
@@ -109,7 +107,7 @@ impl Bench<'_> {
                 self.experts(shape, routing, &data)?;
             }
         }
-        self.production_attention(&data)?;
+        self.attention_shapes(&data)?;
         self.router()
     }
 
@@ -134,7 +132,7 @@ impl Bench<'_> {
     }
 
     /// A bf16 tensor of `len` elements: 2^24 random ones, over and over in another order.
-    fn plenty(&self, len: usize) -> Result<Tensor> {
+    pub(super) fn plenty(&self, len: usize) -> Result<Tensor> {
         const ROW: usize = 1 << 14;
         let (rows, all) = (1 << 10, len / ROW);
         let x = self.bf16("x", &[rows, ROW])?;
@@ -170,46 +168,6 @@ impl Bench<'_> {
             Routing::Zipf => "zipf",
         };
         self.text(&format!("experts {:14} {routing:8} TFLOP/s  {}", shape.name, rates.join(" ")));
-        Ok(())
-    }
-
-    /// DeepSeek-V3's heads over 4096 tokens; a row sees half the keys on average.
-    fn production_attention(&mut self, data: &Tensor) -> Result<()> {
-        let shape =
-            AttentionShape { batch: 4, sequence: 4096, heads: 16, kv_heads: 16, qk_dim: 192, v_dim: 128, scale: 0.07 };
-        let tokens = shape.batch * shape.sequence;
-        let (qk, v) = (shape.heads * shape.qk_dim, shape.heads * shape.v_dim);
-        let random = |cols: usize, from: usize| data.slice(from, from + tokens * cols)?.reshape(&[tokens, cols]);
-        let (q, k, values, d_out) = (random(qk, 0)?, random(qk, 1 << 26)?, random(v, 1 << 27)?, random(v, 1 << 28)?);
-        let empty = |cols: usize| self.empty(DType::Bf16, &[tokens, cols]);
-        let (out, lse) = (empty(v)?, self.empty(DType::F32, &[tokens, shape.heads])?);
-        let forward = AttentionForward { q: &q, k: &k, v: &values, start: None, out: &out, lse: &lse, shape };
-        let (d_q, d_k, d_v) = (empty(qk)?, empty(qk)?, empty(v)?);
-        let backward = AttentionBackward {
-            q: &q,
-            k: &k,
-            v: &values,
-            start: None,
-            out: &out,
-            lse: &lse,
-            d_out: &d_out,
-            d_q: &d_q,
-            d_k: &d_k,
-            d_v: &d_v,
-            shape,
-        };
-        let pairs = (tokens * (shape.sequence + 1) / 2 * shape.heads) as f64;
-        let work = [
-            2.0 * pairs * (shape.qk_dim + shape.v_dim) as f64,
-            2.0 * pairs * (3 * shape.qk_dim + 2 * shape.v_dim) as f64,
-        ];
-        for (name, op, work) in
-            [("forward", Attention::Forward(forward), work[0]), ("backward", Attention::Backward(backward), work[1])]
-        {
-            let time = self.time(|| op.run(self.backend))?;
-            let rate = format!("{:.0} TFLOP/s", work / time.as_secs_f64() / 1e12);
-            self.line(&format!("attention {name} 4x4096, 16 heads, 192/128"), time, &rate);
-        }
         Ok(())
     }
 }

@@ -32,8 +32,9 @@ const SOFTMAX: &str = include_str!("../../../../kernels/attention_softmax.cuh");
 const VISIBLE: &str = include_str!("../../../../kernels/attention_visible.cuh");
 
 scalars!(
-    /// The extents; `blocks`: blocks of rows of a sequence; `scale`: the bits of the scores' factor.
-    pub(crate) struct AttentionScalars { batch, sequence, heads, kv_heads, qk_dim, v_dim, blocks, scale }
+    /// The extents; `blocks`: blocks of rows of a sequence; `scale`: the bits of the scores' factor. The launch is for `count`
+    /// key heads, sequence after sequence, from `from` on.
+    pub(crate) struct AttentionScalars { batch, sequence, heads, kv_heads, qk_dim, v_dim, blocks, scale, from, count }
 );
 
 impl AttentionScalars {
@@ -47,6 +48,8 @@ impl AttentionScalars {
             v_dim: word(shape.v_dim),
             blocks: word(shape.sequence.div_ceil(BLOCK)),
             scale: shape.scale.to_bits(),
+            from: 0,
+            count: word(shape.batch * shape.kv_heads),
         }
     }
 }

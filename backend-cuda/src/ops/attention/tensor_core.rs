@@ -1,7 +1,9 @@
 //! Attention of bf16 operands on tensor cores. Kernels: kernels/attention_forward.cu and attention_grad_*.cu.
 
+use std::ops::Range;
+
 use dropless_core::ops::{AttentionBackward, AttentionForward, KEY_TILE};
-use dropless_core::{Error, Result, Tensor};
+use dropless_core::{DType, Error, Result, Tensor};
 
 use super::{AttentionScalars, BLOCK, OP, Pass, SHARED, SOFTMAX, VISIBLE};
 use crate::driver::TensorMap;
@@ -21,6 +23,11 @@ const MOST: usize = 256;
 const MOST_WITH_64_KEYS: usize = 192;
 /// Elements of key and value together up to which a warpgroup holds the chains of both gradients.
 const MOST_TOGETHER: usize = 320;
+
+/// Slopes of a block of rows with a block of keys.
+const SLOPES: usize = BLOCK * BLOCK;
+/// Bytes of device memory for slopes between the two kernels of the backward pass; heads whose slopes do not fit take turns.
+const SLOPES_BYTES: usize = 2 << 30;
 
 /// More stages bring no more speed.
 const MOST_STAGES: usize = 4;
@@ -86,6 +93,34 @@ pub(crate) static GRAD_QUERIES: Kernel<AttentionScalars> = Kernel::new(
 .constants(&["BLOCK", "KEY_TILE", "WARPGROUPS", "CONTROL_BYTES", "QK", "V", "STAGES", "BOXES", "KEYS"])
 .maps(4);
 
+pub(crate) static GRAD_QUERIES_STORED: Kernel<AttentionScalars> = Kernel::new(
+    "attention_grad_queries_stored",
+    &[
+        PRELUDE,
+        VISIBLE,
+        SM90,
+        RING,
+        STEP,
+        TILE,
+        ALONE,
+        include_str!("../../../../kernels/attention_grad_queries_stored.cu"),
+    ],
+    &[
+        Binding::read("q", BF16),
+        Binding::read("k", BF16),
+        Binding::read("v", BF16),
+        Binding::read("start", U32).optional(),
+        Binding::read("first", U32).optional(),
+        Binding::read("lse", F32),
+        Binding::read("delta", F32),
+        Binding::read("d_out", BF16),
+        Binding::read("slopes", BF16),
+        Binding::write("d_q", BF16),
+    ],
+)
+.constants(&["BLOCK", "KEY_TILE", "WARPGROUPS", "CONTROL_BYTES", "QK", "V", "STAGES", "BOXES", "EACH"])
+.maps(1);
+
 pub(crate) static GRAD_KEYS: Kernel<AttentionScalars> = Kernel::new(
     "attention_grad_keys",
     &[
@@ -110,6 +145,7 @@ pub(crate) static GRAD_KEYS: Kernel<AttentionScalars> = Kernel::new(
         Binding::read("d_out", BF16),
         Binding::write("d_k", BF16),
         Binding::write("d_v", BF16),
+        Binding::write("slopes", BF16).optional(),
     ],
 )
 .constants(&[
@@ -174,6 +210,17 @@ impl Heads {
         if self.qk <= MOST_WITH_64_KEYS { 64 } else { 32 }
     }
 
+    /// Warpgroups of the forward pass.
+    fn warpgroups(self) -> usize {
+        let three = self.qk <= 128 && self.v <= 128;
+        if three { 3 } else { WARPGROUPS }
+    }
+
+    /// Blocks of rows of a warpgroup that computes the gradient of the queries from stored slopes.
+    fn blocks_each(self) -> usize {
+        if self.qk <= MOST_WITH_64_KEYS { 2 } else { 1 }
+    }
+
     /// Bytes of a tile of so many rows of both heads: see kernels/attention_tile.cuh.
     fn tiles(self, rows: usize) -> usize {
         [self.qk, self.v].map(|columns| columns.div_ceil(SPAN) * SPAN * rows * size_of::<u16>()).iter().sum()
@@ -182,8 +229,8 @@ impl Heads {
 
 impl Buffers {
     /// Of the forward pass: queries; keys and values.
-    fn forward(heads: Heads) -> Buffers {
-        Buffers { held: Heads { v: 0, ..heads }.tiles(WARPGROUPS * BLOCK), stage: heads.tiles(KEY_TILE) }
+    fn forward(heads: Heads, warpgroups: usize) -> Buffers {
+        Buffers { held: Heads { v: 0, ..heads }.tiles(warpgroups * BLOCK), stage: heads.tiles(KEY_TILE) }
     }
 
     /// Of the gradient of the queries: queries and the result's gradient; keys and values.
@@ -191,9 +238,16 @@ impl Buffers {
         Buffers { held: heads.tiles(WARPGROUPS * BLOCK), stage: heads.tiles(heads.keys()) }
     }
 
-    /// Of those of keys and values: keys and values; queries and the result's gradient.
-    fn grad_keys(heads: Heads) -> Buffers {
-        Buffers { held: heads.tiles(WARPGROUPS * BLOCK), stage: heads.tiles(BLOCK) }
+    /// Of the gradient of the queries from stored slopes: slopes and keys.
+    fn grad_queries_stored(heads: Heads) -> Buffers {
+        let keys = Heads { v: 0, ..heads }.tiles(BLOCK);
+        Buffers { held: 0, stage: WARPGROUPS * heads.blocks_each() * SLOPES * size_of::<u16>() + keys }
+    }
+
+    /// Of those of keys and values: keys and values; queries and the result's gradient; and slopes that are kept.
+    fn grad_keys(heads: Heads, keep: bool) -> Buffers {
+        let slopes = if keep { WARPGROUPS * SLOPES * size_of::<u16>() } else { 0 };
+        Buffers { held: heads.tiles(WARPGROUPS * BLOCK) + slopes, stage: heads.tiles(BLOCK) }
     }
 
     /// As many as there is room for, so that the next are loaded while others are worked on.
@@ -218,72 +272,175 @@ impl Source<'_> {
     }
 }
 
-/// Queues a kernel over the blocks of rows or keys of each of `count` heads of a sequence, WARPGROUPS to a thread block.
-/// `own`: the constants that only this kernel has.
-fn launch(
-    pass: &Pass<'_>,
+/// A kernel over blocks of rows or keys.
+struct Tiles<'a> {
     kernel: &'static Kernel<AttentionScalars>,
-    tensors: &[Option<&Tensor>],
-    sources: &[Source<'_>],
-    (heads, buffers): (Heads, Buffers),
-    own: &[usize],
-    count: usize,
-) -> Result<()> {
-    let boxes = sources.iter().all(Source::in_boxes);
-    let maps = if boxes {
-        sources.iter().map(|source| source.map(pass)).collect::<Result<Vec<_>>>()?
-    } else {
-        vec![TensorMap::default(); sources.len()]
-    };
-    let mut constants =
-        vec![BLOCK, KEY_TILE, WARPGROUPS, CONTROL, heads.qk, heads.v, buffers.stages(), usize::from(boxes)];
-    constants.extend(own);
-    let (scalars, threads) = (AttentionScalars::new(pass.shape), word((1 + WARPGROUPS) * WARPGROUP));
-    let blocks = pass.blocks().div_ceil(WARPGROUPS) * pass.shape.batch * count;
-    pass.gpu.launch(Launch {
-        constants: &constants.into_iter().map(word).collect::<Vec<_>>(),
-        maps: &maps,
-        shared: word(buffers.bytes()),
-        ..Launch::new(kernel, scalars, tensors, blocks, threads)
-    })
+    tensors: &'a [Option<&'a Tensor>],
+    sources: &'a [Source<'a>],
+    heads: Heads,
+    buffers: Buffers,
+    /// The constants that only this kernel has.
+    own: &'a [usize],
+    /// Blocks of a thread block.
+    blocks: usize,
+    /// The key heads, sequence after sequence, and how many heads each of them stands for.
+    range: Range<usize>,
+    each: usize,
+    warpgroups: usize,
+}
+
+impl Tiles<'_> {
+    fn launch(self, pass: &Pass<'_>) -> Result<()> {
+        let boxes = self.sources.iter().all(Source::in_boxes);
+        let maps = if boxes {
+            self.sources.iter().map(|source| source.map(pass)).collect::<Result<Vec<_>>>()?
+        } else {
+            vec![TensorMap::default(); self.sources.len()]
+        };
+        let Heads { qk, v } = self.heads;
+        let mut constants =
+            vec![BLOCK, KEY_TILE, self.warpgroups, CONTROL, qk, v, self.buffers.stages(), usize::from(boxes)];
+        constants.extend(self.own);
+        let (from, count) = (word(self.range.start), word(self.range.len()));
+        let scalars = AttentionScalars { from, count, ..AttentionScalars::new(pass.shape) };
+        let blocks = pass.blocks().div_ceil(self.blocks) * self.range.len() * self.each;
+        pass.gpu.launch(Launch {
+            constants: &constants.into_iter().map(word).collect::<Vec<_>>(),
+            maps: &maps,
+            shared: word(self.buffers.bytes()),
+            ..Launch::new(self.kernel, scalars, self.tensors, blocks, word((1 + self.warpgroups) * WARPGROUP))
+        })
+    }
 }
 
 pub(super) fn forward(pass: &Pass<'_>, op: &AttentionForward<'_>) -> Result<()> {
     let heads = Heads::of(pass)?;
     let shape = pass.shape;
-    let tensors = &[Some(op.q), Some(op.k), Some(op.v), pass.start, pass.first, Some(op.out), Some(op.lse)];
-    let sources = [
-        Source { tensor: op.q, heads: shape.heads, dim: shape.qk_dim, rows: WARPGROUPS * BLOCK },
-        Source { tensor: op.k, heads: shape.kv_heads, dim: shape.qk_dim, rows: KEY_TILE },
-        Source { tensor: op.v, heads: shape.kv_heads, dim: shape.v_dim, rows: KEY_TILE },
-    ];
-    launch(pass, &FORWARD, tensors, &sources, (heads, Buffers::forward(heads)), &[], shape.heads)
+    let warpgroups = heads.warpgroups();
+    Tiles {
+        kernel: &FORWARD,
+        tensors: &[Some(op.q), Some(op.k), Some(op.v), pass.start, pass.first, Some(op.out), Some(op.lse)],
+        sources: &[
+            Source { tensor: op.q, heads: shape.heads, dim: shape.qk_dim, rows: warpgroups * BLOCK },
+            Source { tensor: op.k, heads: shape.kv_heads, dim: shape.qk_dim, rows: KEY_TILE },
+            Source { tensor: op.v, heads: shape.kv_heads, dim: shape.v_dim, rows: KEY_TILE },
+        ],
+        heads,
+        buffers: Buffers::forward(heads, warpgroups),
+        own: &[],
+        blocks: warpgroups,
+        range: 0..shape.batch * shape.kv_heads,
+        each: shape.heads / shape.kv_heads,
+        warpgroups,
+    }
+    .launch(pass)
 }
 
 pub(super) fn backward(pass: &Pass<'_>, op: &AttentionBackward<'_>, delta: &Tensor) -> Result<()> {
-    let heads = Heads::of(pass)?;
-    let shape = pass.shape;
-    let [q, k, v, lse, delta, d_out] = [op.q, op.k, op.v, op.lse, delta, op.d_out].map(Some);
-    let sources = |rows, keys| {
+    let backward = Backward { pass, op, delta, heads: Heads::of(pass)? };
+    let blocks = pass.blocks();
+    let all = pass.shape.batch * pass.shape.kv_heads;
+    // Of the rows of the query heads of one key head.
+    let slopes = backward.members() * (blocks * (blocks + 1) / 2) * SLOPES;
+    let together = (SLOPES_BYTES / size_of::<u16>() / slopes).min(all);
+    if together == 0 {
+        backward.queries(0..all)?;
+        return backward.keys(0..all, None);
+    }
+    // As equal as can be.
+    let turns = all.div_ceil(together);
+    let slopes = pass.gpu.alloc(DType::Bf16, &[all.div_ceil(turns) * slopes])?;
+    (0..turns).try_for_each(|turn| {
+        let range = all * turn / turns..all * (turn + 1) / turns;
+        backward.keys(range.clone(), Some(&slopes))?;
+        backward.queries_stored(range, &slopes)
+    })
+}
+
+struct Backward<'a> {
+    pass: &'a Pass<'a>,
+    op: &'a AttentionBackward<'a>,
+    delta: &'a Tensor,
+    heads: Heads,
+}
+
+impl Backward<'_> {
+    /// Query heads of a key head.
+    fn members(&self) -> usize {
+        self.pass.shape.heads / self.pass.shape.kv_heads
+    }
+
+    fn tensors(&self) -> [Option<&Tensor>; 8] {
+        let &AttentionBackward { q, k, v, lse, d_out, .. } = self.op;
+        let [q, k, v, lse, delta, d_out] = [q, k, v, lse, self.delta, d_out].map(Some);
+        [q, k, v, self.pass.start, self.pass.first, lse, delta, d_out]
+    }
+
+    fn sources(&self, rows: usize, keys: usize) -> [Source<'_>; 4] {
+        let (shape, op) = (self.pass.shape, self.op);
         [
             Source { tensor: op.q, heads: shape.heads, dim: shape.qk_dim, rows },
             Source { tensor: op.d_out, heads: shape.heads, dim: shape.v_dim, rows },
             Source { tensor: op.k, heads: shape.kv_heads, dim: shape.qk_dim, rows: keys },
             Source { tensor: op.v, heads: shape.kv_heads, dim: shape.v_dim, rows: keys },
         ]
-    };
+    }
 
-    let tensors = &[q, k, v, pass.start, pass.first, lse, delta, d_out, Some(op.d_q)];
-    let keys = heads.keys();
-    let memory = (heads, Buffers::grad_queries(heads));
-    launch(pass, &GRAD_QUERIES, tensors, &sources(WARPGROUPS * BLOCK, keys), memory, &[keys], shape.heads)?;
+    /// The gradients of keys and values, which leave the slopes behind.
+    fn keys(&self, range: Range<usize>, slopes: Option<&Tensor>) -> Result<()> {
+        let heads = self.heads;
+        let parts: &[[usize; 2]] = if heads.qk + heads.v <= MOST_TOGETHER { &[[1, 1]] } else { &[[1, 0], [0, 1]] };
+        parts.iter().try_for_each(|parts| {
+            Tiles {
+                kernel: &GRAD_KEYS,
+                tensors: &[&self.tensors()[..], &[Some(self.op.d_k), Some(self.op.d_v), slopes]].concat(),
+                sources: &self.sources(BLOCK, WARPGROUPS * BLOCK),
+                heads,
+                buffers: Buffers::grad_keys(heads, parts[0] == 1 && slopes.is_some()),
+                own: parts,
+                blocks: WARPGROUPS,
+                range: range.clone(),
+                each: 1,
+                warpgroups: WARPGROUPS,
+            }
+            .launch(self.pass)
+        })
+    }
 
-    let tensors = &[q, k, v, pass.start, pass.first, lse, delta, d_out, Some(op.d_k), Some(op.d_v)];
-    let memory = (heads, Buffers::grad_keys(heads));
-    let parts: &[[usize; 2]] = if heads.qk + heads.v <= MOST_TOGETHER { &[[1, 1]] } else { &[[1, 0], [0, 1]] };
-    parts.iter().try_for_each(|parts| {
-        launch(pass, &GRAD_KEYS, tensors, &sources(BLOCK, WARPGROUPS * BLOCK), memory, parts, shape.kv_heads)
-    })
+    fn queries_stored(&self, range: Range<usize>, slopes: &Tensor) -> Result<()> {
+        let (heads, each) = (self.heads, self.heads.blocks_each());
+        Tiles {
+            kernel: &GRAD_QUERIES_STORED,
+            tensors: &[&self.tensors()[..], &[Some(slopes), Some(self.op.d_q)]].concat(),
+            sources: &self.sources(BLOCK, BLOCK)[2..3],
+            heads,
+            buffers: Buffers::grad_queries_stored(heads),
+            own: &[each],
+            blocks: WARPGROUPS * each,
+            range,
+            each: self.members(),
+            warpgroups: WARPGROUPS,
+        }
+        .launch(self.pass)
+    }
+
+    /// The gradient of the queries where there is no room for slopes.
+    fn queries(&self, range: Range<usize>) -> Result<()> {
+        let (heads, keys) = (self.heads, self.heads.keys());
+        Tiles {
+            kernel: &GRAD_QUERIES,
+            tensors: &[&self.tensors()[..], &[Some(self.op.d_q)]].concat(),
+            sources: &self.sources(WARPGROUPS * BLOCK, keys),
+            heads,
+            buffers: Buffers::grad_queries(heads),
+            own: &[keys],
+            blocks: WARPGROUPS,
+            range,
+            each: self.members(),
+            warpgroups: WARPGROUPS,
+        }
+        .launch(self.pass)
+    }
 }
 
 #[cfg(test)]
@@ -301,13 +458,21 @@ mod tests {
 
     #[test]
     fn the_largest_heads_fit_into_shared_memory() {
-        let all = |heads| [Buffers::forward(heads), Buffers::grad_keys(heads), Buffers::grad_queries(heads)];
+        let all = |heads| {
+            let stored = Buffers::grad_queries_stored(heads);
+            [
+                Buffers::forward(heads, heads.warpgroups()),
+                Buffers::grad_keys(heads, true),
+                Buffers::grad_queries(heads),
+                stored,
+            ]
+        };
         for buffers in all(Heads { qk: MOST, v: MOST }) {
             assert!(buffers.stages() > 0 && buffers.bytes() <= SHARED, "{buffers:?}");
         }
         // What kernels/attention_grad_queries.cu relies on.
         assert!(Buffers::grad_queries(Heads { qk: MOST, v: MOST }).stages() > 1);
         // DeepSeek-V3's are loaded while others are worked on.
-        assert_eq!(all(Heads { qk: 192, v: 128 }).map(Buffers::stages), [2, 3, 3]);
+        assert_eq!(all(Heads { qk: 192, v: 128 }).map(Buffers::stages), [2, 3, 3, 3]);
     }
 }
