@@ -18,6 +18,8 @@ mod memory;
 mod ops;
 mod pool;
 mod progress;
+#[cfg(test)]
+mod special_test;
 mod timer;
 
 pub use backend::{Cuda, CudaOptions};

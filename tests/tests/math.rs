@@ -1,6 +1,8 @@
-//! exp and log against f64 over the bit patterns of f32.
+//! exp and log against f64 over the bit patterns of f32; ex2 and rcp against the results of an H200.
 
 use dropless_core::numerics::math::{exp, log, sigmoid, silu};
+use dropless_core::numerics::special::{ex2, rcp};
+use sha2::{Digest, Sha256};
 
 /// What the documentation of exp and log promises.
 const EXP_ULP: f64 = 0.81;
@@ -93,5 +95,63 @@ fn special_values() {
     assert_eq!(silu(0.0).to_bits(), 0);
     assert_eq!(silu(-200.0).to_bits(), (-0f32).to_bits());
     assert_eq!(silu(200.0), 200.0);
-    assert!(silu(nan).is_nan());
+    assert_eq!(silu(inf), inf);
+    assert!(silu(-inf).is_nan(), "infinity times 0");
+    assert!(silu(nan).is_nan() && sigmoid(nan).is_nan());
+}
+
+/// The SHA-256 of a function's results, little-endian.
+fn binade(f: fn(f32) -> f32, inputs: impl Iterator<Item = f32>) -> String {
+    let mut hash = Sha256::new();
+    inputs.for_each(|x| hash.update(f(x).to_bits().to_le_bytes()));
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn ex2_and_rcp_are_those_of_the_special_function_unit() {
+    let fractions = || (0..1u32 << 23).map(|f| f as f32 / 8_388_608.0);
+    assert_eq!(binade(ex2, fractions()), "b2a42c4a626469c986e33e43f16f41bde9d84de94347cd9ceaa1bd68d36bcdf0");
+    assert_eq!(
+        binade(rcp, fractions().map(|f| 1.0 + f)),
+        "c408381446132e07fa5581e930dc33fb790bea7ec4276ef3621e322df2492a55"
+    );
+}
+
+#[test]
+fn ex2_of_other_binades_and_special_values() {
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    for (x, expected) in
+        [(0.0, 1.0), (-0.0, 1.0), (1e-45, 1.0), (-1e-45, 1.0), (127.0, 2f32.powi(127)), (-126.0, 2f32.powi(-126))]
+    {
+        assert_eq!(ex2(x), expected, "{x:e}");
+    }
+    // 2^-23 of the fraction is the last that counts.
+    assert_eq!(ex2(2f32.powi(-24)), 1.0);
+    assert_eq!(ex2(-2f32.powi(-24)), 1.0);
+    assert!(ex2(127.99999).is_finite());
+    assert_eq!((ex2(128.0), ex2(inf)), (inf, inf));
+    assert_eq!((ex2(-126.00001).to_bits(), ex2(-inf).to_bits()), (0, 0));
+    assert_eq!((ex2(nan).to_bits(), ex2(-nan).to_bits()), (0x7FFF_FFFF, 0x7FFF_FFFF));
+    // A whole number moves the exponent and nothing else; a negative fraction is the ones' complement.
+    for whole in [1u16, 0x4321, 0x7FFF] {
+        let fraction = |f: u32| f as f32 / 8_388_608.0;
+        let f = u32::from(whole) << 8;
+        assert_eq!(ex2(fraction(f) + 8.0), ex2(fraction(f) + 4.0) * 16.0, "{f}");
+        assert_eq!(ex2(-fraction(f)), ex2(fraction(0x7F_FFFF - f)) / 2.0, "{f}");
+    }
+}
+
+#[test]
+fn rcp_of_other_binades_and_special_values() {
+    let inf = f32::INFINITY;
+    for sign in [1f32, -1.0] {
+        assert_eq!(rcp(sign * inf).to_bits(), (sign * 0.0).to_bits());
+        assert_eq!(rcp(sign * 0.0), sign * inf);
+        assert_eq!(rcp(sign * f32::from_bits(0x007F_FFFF)), sign * inf, "subnormal");
+        assert_eq!(rcp(sign * 2f32.powi(-126)), sign * 2f32.powi(126));
+        assert_eq!(rcp(sign * 2f32.powi(126)), sign * 2f32.powi(-126));
+        assert_eq!(rcp(sign * 2f32.powi(127)).to_bits(), (sign * 0.0).to_bits(), "below 2^-126");
+        assert_eq!(rcp(sign * 3.0 * 2f32.powi(40)), rcp(sign * 3.0) * 2f32.powi(-40));
+    }
+    assert_eq!(rcp(f32::NAN).to_bits(), 0x7FFF_FFFF);
 }
