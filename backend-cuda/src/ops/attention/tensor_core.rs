@@ -98,6 +98,7 @@ pub(crate) static GRAD_QUERIES_STORED: Kernel<AttentionScalars> = Kernel::new(
     &[
         PRELUDE,
         VISIBLE,
+        SOFTMAX,
         SM90,
         RING,
         STEP,
