@@ -1,6 +1,9 @@
 //! Attention: bits against a naive reading of the rule, errors against f64, and what must not change a bit.
 
+use std::f64::consts::LOG2_E;
+
 use dropless_core::host::{Host, HostOptions, Simd};
+use dropless_core::numerics::special::ex2;
 use dropless_core::numerics::{NumericModel, bf16, math, mma, reduce};
 use dropless_core::ops::{Attention, AttentionBackward, AttentionForward, AttentionShape};
 use dropless_core::{Backend, DType, Memory, Result, Tensor};
@@ -207,6 +210,7 @@ impl Problem {
     fn naive_row(&self, model: NumericModel, batch: usize, head: usize, row: usize, r: &mut Results) {
         let s = self.shape;
         let token = batch * s.sequence + row;
+        let c = s.scale * math::LOG2_E;
         let (mut m, mut l, mut o) = (f32::NEG_INFINITY, 0.0f32, vec![0.0f32; s.v_dim]);
         for tile in (0..s.sequence).step_by(128) {
             let end = s.sequence.min(tile + 128);
@@ -216,16 +220,17 @@ impl Problem {
             }
             let score = |key: usize| {
                 let k = self.k(batch * s.sequence + key, head);
-                self.chain(model, self.q(token, head), k, 0.0) * s.scale
+                self.chain(model, self.q(token, head), k, 0.0)
             };
             let mut p = [0.0f32; 128];
             for &key in &seen {
                 p[key - tile] = score(key);
             }
-            let m_new = seen.iter().map(|&key| p[key - tile]).fold(m, f32::max);
-            let alpha = if m == f32::NEG_INFINITY { 0.0 } else { math::exp(m - m_new) };
+            let largest = seen.iter().map(|&key| p[key - tile]).fold(f32::NEG_INFINITY, f32::max);
+            let m_new = m.max(largest * c);
+            let alpha = if m == f32::NEG_INFINITY { 0.0 } else { ex2(m - m_new) };
             for &key in &seen {
-                p[key - tile] = math::exp(p[key - tile] - m_new);
+                p[key - tile] = ex2(exponent(p[key - tile], c, m_new));
             }
             let mut lanes = [0.0f32; 4];
             for (c, p) in p.iter().enumerate() {
@@ -242,10 +247,11 @@ impl Problem {
             }
             m = m_new;
         }
+        let reciprocal = if m == f32::NEG_INFINITY { 0.0 } else { 1.0 / l };
         for (i, o) in o.into_iter().enumerate() {
-            r.out[(token * s.heads + head) * s.v_dim + i] = if l == 0.0 { 0.0 } else { self.round((o + 0.0) / l) };
+            r.out[(token * s.heads + head) * s.v_dim + i] = self.round((o + 0.0) * reciprocal);
         }
-        r.lse[token * s.heads + head] = m + math::log(l);
+        r.lse[token * s.heads + head] = math::log(l).mul_add(math::LOG2_E, m);
     }
 
     fn naive_gradients(&self, model: NumericModel, batch: usize, kv_head: usize, r: &mut Results) {
@@ -264,8 +270,8 @@ impl Problem {
                 let d_out = self.d_out(token, head);
                 let delta = reduce::row(s.v_dim, |i| d_out[i] * out[i]);
                 for key in self.start(token)..row + 1 {
-                    let score = self.chain(model, self.q(token, head), self.k(first + key, head), 0.0) * s.scale;
-                    let p_exact = math::exp(score - r.lse[token * s.heads + head]);
+                    let score = self.chain(model, self.q(token, head), self.k(first + key, head), 0.0);
+                    let p_exact = ex2(exponent(score, s.scale * math::LOG2_E, r.lse[token * s.heads + head]));
                     let dp = self.chain(model, d_out, self.v(first + key, head), 0.0);
                     p[row * n + key] = self.round(p_exact);
                     ds[row * n + key] = self.round(p_exact * (dp - delta));
@@ -536,6 +542,11 @@ fn b255_large_scores_do_not_overflow() {
     }
 }
 
+/// The exponent of a score relative to a maximum or a log-sum-exp, rounded once where that is small.
+fn exponent(score: f32, c: f32, from: f32) -> f32 {
+    if from.abs() < 16_777_216.0 { score.mul_add(c, -from) } else { score * c - from }
+}
+
 /// The results in f64 with a bound of the f32 error of each: the usual analysis, u = 2^-24, first order in u, doubled.
 struct Wide {
     value: Vec<f64>,
@@ -592,19 +603,23 @@ impl Problem {
             // Error of a score: the chain and the factor.
             let worst = seen.clone().map(|key| dot_abs(q, self.k(key, head)) * scale).fold(0.0, f64::max);
             let score_error = worst * (s.qk_dim + 1) as f64 * U;
-            // Relative error of exp(s - m) and of its sum: differences of scores, at most `worst` in size each, their
-            // exponential (2u) once a tile, and additions.
-            let rel = 2.0 * score_error + (2.0 * worst + 4.0) * U * (n.div_ceil(128) + 1) as f64;
+            // Relative error of a probability and of their sum. Its exponent is that of a difference of two scores, at most
+            // `worst` in size each: the factor of both errs by 2u (itself, and the constant in it), the larger one's product
+            // by u, the difference by 2u. ex2 errs by 3u once a tile; and additions.
+            let rel =
+                2.0 * score_error + (2.0 * 2.0 * worst + worst + 2.0 * worst + 5.0) * U * (n.div_ceil(128) + 1) as f64;
             let sum_rel = rel + (n + 8) as f64 * U;
             let i = token * s.heads + head;
-            lse.value[i] = max + sum.ln();
-            lse.bound[i] = score_error + sum_rel + 2.0 * U * (lse.value[i].abs() + sum.ln().abs() + max.abs());
+            // To base 2.
+            lse.value[i] = (max + sum.ln()) * LOG2_E;
+            lse.bound[i] = (score_error + sum_rel) * LOG2_E
+                + 4.0 * U * (lse.value[i].abs() + (sum.ln().abs() + max.abs()) * LOG2_E);
             let p: Vec<f64> = scores.iter().map(|x| (x - max).exp() / sum).collect();
             let at = i * s.v_dim;
             for (key, &p) in seen.clone().zip(&p) {
                 for (j, &v) in self.v(key, head).iter().enumerate() {
                     let term = p * f64::from(v);
-                    out.add(at + j, term, term.abs() * (rel + sum_rel), n + 8);
+                    out.add(at + j, term, term.abs() * (rel + sum_rel), n + 9);
                 }
             }
             let delta: f64 = (0..s.v_dim).map(|j| f64::from(d_out[j]) * out.value[at + j]).sum();
@@ -613,7 +628,7 @@ impl Problem {
                     f64::from(d_out[j]).abs() * (out.bound[at + j] + out.value[at + j].abs() * (s.v_dim + 6) as f64 * U)
                 })
                 .sum();
-            let p_rel = score_error + lse.bound[i] + (worst + lse.value[i].abs() + 4.0) * U;
+            let p_rel = score_error + (lse.bound[i] + lse.value[i].abs() * U) / LOG2_E + (3.0 * worst + 5.0) * U;
             for (key, &p) in seen.zip(&p) {
                 let (k, v) = (self.k(key, head), self.v(key, head));
                 let dp = dot(d_out, v);

@@ -112,6 +112,11 @@ pub(super) fn row_depth(len: usize) -> f64 {
     (len.div_ceil(256) * 8 + 5) as f64
 }
 
+/// The longest chain of additions in a quad sum.
+pub(super) fn quad_depth(len: usize) -> f64 {
+    (len.min(256).div_ceil(8) * 2 + 2 + len.div_ceil(256)) as f64
+}
+
 /// The longest chain of additions in a token sum.
 pub(super) fn token_depth(len: usize) -> f64 {
     (128 + len.div_ceil(128)) as f64

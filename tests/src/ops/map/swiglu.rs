@@ -106,9 +106,10 @@ mod tests {
                 for r in 0..rows {
                     let (gate, up) = case.gate_up[r * 2 * width..(r + 1) * 2 * width].split_at(width);
                     let weight = case.weight.as_ref().map_or(1.0, |w| f64::from(w[r]));
+                    // The exponent's factor and its product err by 2u of |g|; ex2 by 3u, rcp by 2u, four more roundings.
                     let want: Vec<_> = (gate.iter().zip(up))
-                        .map(|(&g, &u)| exact(f64::from(g), f64::from(u), weight))
-                        .map(|y| (y, y.abs() * 7.0 * U))
+                        .map(|(&g, &u)| (exact(f64::from(g), f64::from(u), weight), f64::from(g.abs())))
+                        .map(|(y, g)| (y, y.abs() * (2.0 * g + 9.0) * U))
                         .collect();
                     close(dtype, &out[r * width..(r + 1) * width], &want);
                 }
@@ -135,7 +136,7 @@ mod tests {
                         want[i] = (slope[0], (d * weight * u).abs() * (1.0 + g.abs()) * 16.0 * U + DIFFERENCES);
                         want[width + i] = (slope[1], slope[1].abs() * 8.0 * U + DIFFERENCES);
                         sum.0 += slope[2];
-                        sum.1 += slope[2].abs() * (row_depth(width) + 8.0) * U + DIFFERENCES;
+                        sum.1 += slope[2].abs() * (quad_depth(width) + 8.0) * U + DIFFERENCES;
                     }
                     close(dtype, &d_gate_up[columns], &want);
                     if weighted {
