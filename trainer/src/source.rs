@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use dropless_model::hf::{ModelDir, WeightFiles};
 
 use crate::checkpoint::Checkpoint;
-use crate::config::Config;
+use crate::config::{Config, Tokenizer};
+use crate::data::TOKENIZER;
 use crate::error::Result;
 
 /// A model with its weights.
@@ -27,7 +28,13 @@ impl Source {
     /// # Errors
     /// [`crate::Error::Config`], and [`crate::Error::Checkpoint`] for tensors that do not fit.
     pub fn of_checkpoint(checkpoint: &Checkpoint, overrides: &[String]) -> Result<Source> {
-        let config = checkpoint.state.config.with(overrides)?;
+        let mut config = checkpoint.state.config.clone();
+        let own = checkpoint.path.join(TOKENIZER);
+        if let Some(own) = own.to_str().filter(|_| own.is_file()) {
+            // What the run's tokenizer was lies beside the weights.
+            config.data.tokenizer = Tokenizer::File(own.to_owned());
+        }
+        let config = config.with(overrides)?;
         let (path, step) = (checkpoint.path.clone(), Some(checkpoint.state.step));
         Ok(Source { path, config, step, weights: checkpoint.mapped()? })
     }

@@ -13,6 +13,7 @@ mod doctor;
 mod launch;
 mod models;
 mod runs;
+mod tokenize;
 mod train;
 
 use std::ffi::OsString;
@@ -51,6 +52,8 @@ enum Command {
     Eval(EvalArgs),
     /// Continue a text with a trained model
     Generate(GenerateArgs),
+    /// Make token ids of text files, once, for runs that read them from disk (.bin and .idx, as Megatron has them)
+    Tokenize(tokenize::TokenizeArgs),
     /// Write a model directory with other files: experts separate or fused, another element type, shards
     Convert(models::ConvertArgs),
     /// Say what is in a model directory
@@ -309,6 +312,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Train(args) => train::run(args)?,
         Command::Eval(args) => eval(args)?,
         Command::Generate(args) => generate(&args)?,
+        Command::Tokenize(args) => tokenize::run(&args)?,
         Command::Convert(args) => models::convert(&args)?,
         Command::Inspect(args) => models::inspect(&args)?,
         Command::Verify(args) => return verify(args),
@@ -333,7 +337,7 @@ fn eval(args: EvalArgs) -> Result<()> {
     let Some(result) = training::evaluate(&source.config, &source.weights, &options)? else { return Ok(()) };
     let at = source.step.map_or(String::new(), |step| format!(" at step {step}"));
     say(format_args!("{}{at}", source.path.display()));
-    train::print_validation(result.loss, result.unigram);
+    train::print_validation(&result);
     Ok(())
 }
 
@@ -354,17 +358,17 @@ fn generate(args: &GenerateArgs) -> Result<()> {
     let source = args.model.source()?;
     let sampling = Sampling { seed: args.seed, temperature, top_p };
     let generator = Generator::open(&source, &options)?;
-    let prompts: Vec<&[u8]> = args.prompt.iter().map(String::as_bytes).collect();
+    let prompts: Vec<&str> = args.prompt.iter().map(String::as_str).collect();
     if let [prompt] = prompts[..] {
         // A single text is shown as it grows.
-        show(prompt);
-        generator.continue_texts(&prompts, args.tokens, &sampling, |_, bytes| show(bytes))?;
+        show(prompt.as_bytes());
+        generator.continue_texts(&prompts, args.tokens, &sampling, |_, text| show(text.as_bytes()))?;
         show(b"\n");
         return Ok(());
     }
     let texts = generator.continue_texts(&prompts, args.tokens, &sampling, |_, _| {})?;
     for (prompt, text) in prompts.iter().zip(texts) {
-        show(&[prompt, &text[..], b"\n\n"].concat());
+        show(format!("{prompt}{text}\n\n").as_bytes());
     }
     Ok(())
 }

@@ -7,14 +7,14 @@ use dropless_model::hf::ModelDir;
 
 use super::{Machine, runs, say};
 use crate::checkpoint::Checkpoint;
-use crate::config::{Config, Numerics};
+use crate::config::{Config, DataConfig, Numerics};
 use crate::error::{Error, Result};
 use crate::generate::Generator;
 use crate::options::TrainOptions;
 use crate::sample::Sampling;
 use crate::source::Source;
 use crate::system;
-use crate::train;
+use crate::train::{self, Validation};
 
 /// The start of the text that a finished run shows.
 const SAMPLE_PROMPT: &str = "//! The ";
@@ -81,7 +81,10 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     if let Some(loss) = summary.loss {
         say(format_args!("training loss {loss:.4} at step {}", summary.steps));
     }
-    print_validation(summary.validation, summary.unigram);
+    if summary.without_targets > 0 {
+        say(format_args!("warning: {} steps had no targets, and so no loss", summary.without_targets));
+    }
+    print_validation(&summary.validation);
     say(format_args!("checkpoint {}", summary.checkpoint.display()));
     say(format_args!("digest {}", summary.digest));
     if let Some(peak) = system::peak() {
@@ -108,18 +111,21 @@ fn effective(args: &TrainArgs, own: Option<&Path>) -> Result<Config> {
     Ok(config)
 }
 
-/// The validation loss beside what a model without context would lose.
-pub(super) fn print_validation(loss: f64, unigram: f64) {
-    say(format_args!(
-        "validation loss {loss:.4} nats per byte, {:.4} under the byte-unigram entropy of the text, {unigram:.4}",
-        unigram - loss
-    ));
+/// The loss on each validation set beside what a model without context would lose.
+pub(super) fn print_validation(sets: &[Validation]) {
+    for Validation { name, loss, unigram, unit, .. } in sets {
+        let of = if name == DataConfig::VALIDATION { String::new() } else { format!(" of {name}") };
+        say(format_args!(
+            "validation loss{of} {loss:.4} nats per {unit}, {:.4} under the {unit}-unigram entropy of the text, {unigram:.4}",
+            unigram - loss
+        ));
+    }
 }
 
 fn print_sample(checkpoint: &Path, tokens: usize, options: &TrainOptions) -> Result<()> {
     let generator = Generator::open(&Source::of_checkpoint(&Checkpoint::open(checkpoint)?, &[])?, options)?;
     let sampling = Sampling { seed: 0, temperature: 0.8, top_p: 0.95 };
-    let text = generator.continue_texts(&[SAMPLE_PROMPT.as_bytes()], tokens, &sampling, |_, _| {})?.concat();
-    say(format_args!("sample:\n{SAMPLE_PROMPT}{}", String::from_utf8_lossy(&text)));
+    let text = generator.continue_texts(&[SAMPLE_PROMPT], tokens, &sampling, |_, _| {})?.concat();
+    say(format_args!("sample:\n{SAMPLE_PROMPT}{text}"));
     Ok(())
 }

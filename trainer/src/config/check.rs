@@ -2,7 +2,7 @@
 
 use dropless_model::hf::ModelDir;
 
-use super::{Config, Recipe, Schedule, TrainConfig, single};
+use super::{Config, Recipe, Schedule, Tokenizer, TrainConfig, single};
 use crate::error::{Error, Result};
 
 fn need(ok: bool, message: impl FnOnce() -> String) -> Result<()> {
@@ -99,23 +99,43 @@ impl Config {
         })
     }
 
-    /// Verifies that the text's tokens fit the model, and that there is text to validate on.
+    /// Verifies `[data]` as far as that takes no file: what bytes need of the model, and that there is text to validate on.
     ///
     /// # Errors
     /// [`Error::Config`] with the first rule that does not hold.
     pub fn check_data(&self) -> Result<()> {
-        let vocab_size = self.model.architecture().vocab;
-        need(vocab_size >= BYTE_VOCAB, || {
+        let (data, vocab_size) = (&self.data, self.model.architecture().vocab);
+        need(data.tokenizer != Tokenizer::Byte || vocab_size >= BYTE_VOCAB, || {
             format!(
                 "model.vocab_size is {vocab_size}, but data.tokenizer \"byte\" needs at least {BYTE_VOCAB} (256 bytes and \
                  the end of a document)"
             )
         })?;
-        let fraction = self.data.validation_fraction;
+        let fraction = data.validation_fraction;
         need((0.0..1.0).contains(&fraction), || format!("data.validation_fraction is {fraction}, expected 0 up to 1"))?;
-        need(fraction > 0.0 || !self.data.validation.is_empty(), || {
+        need(fraction > 0.0 || !data.validation.is_empty(), || {
             "data.validation_fraction is 0 and data.validation names no file, so there is nothing to validate on".into()
-        })
+        })?;
+        need(data.train.is_empty() || data.source.is_empty(), || {
+            "data.train and data.source both name training text: give one of them".into()
+        })?;
+        for (at, source) in data.source.iter().enumerate() {
+            need(!source.paths.is_empty(), || format!("data.source[{at}].paths is empty, expected globs of files"))?;
+            let weight = source.weight;
+            need(weight > 0.0 && weight <= LARGE, || {
+                format!("data.source[{at}].weight is {weight}, expected more than 0 and at most {LARGE}")
+            })?;
+        }
+        let sets = data.validation_sets();
+        for (at, set) in sets.iter().enumerate() {
+            let name = &set.name;
+            need(!name.is_empty(), || "data.validation has a set without a name".into())?;
+            need(!set.paths.is_empty(), || format!("data.validation {name:?} has no paths, expected globs of files"))?;
+            need(sets[..at].iter().all(|other| other.name != *name), || {
+                format!("data.validation has two sets named {name:?}")
+            })?;
+        }
+        Ok(())
     }
 
     /// Verifies that the model is still that of the directory which the run begins with.
@@ -181,7 +201,8 @@ impl Config {
 /// Ids of the byte tokenizer.
 const BYTE_VOCAB: usize = 257;
 
-/// Fields that change what a run does from here on, and nothing of what it did; or that no bit depends on.
+/// Fields that change what a run does from here on, and nothing of what it did; or that no bit depends on. Where texts
+/// and their tokenizer lie is such a field: what they are is compared by hash ([`crate::data::TextRecord`]).
 const MAY_CHANGE: &[&str] = &[
     "train.steps",
     "train.learning_rate",
@@ -203,6 +224,10 @@ const MAY_CHANGE: &[&str] = &[
     "activations.dispatched",
     "activations.gate_up",
     "activations.expert_hidden",
+    "data.train",
+    "data.source",
+    "data.validation",
+    "data.tokenizer",
 ];
 
 impl TrainConfig {

@@ -10,6 +10,7 @@ use dropless_model::hf::{ModelDir, SpecialTokens};
 use toml::{Table, Value};
 
 use super::{Config, ModelConfig, Origin};
+use crate::data::TOKENIZER;
 use crate::error::{Error, Result};
 
 /// The defaults, of DeepSeek-V3; together with [`ModelConfig::keys`] the list of all keys.
@@ -77,6 +78,12 @@ impl Config {
         if let Some(length) = table.get_mut("train").and_then(|train| train.get_mut("sequence_length")) {
             let shorter = length.as_integer().map(|default| default.min(i64::try_from(longest).unwrap_or(i64::MAX)));
             *length = shorter.map_or(length.clone(), Value::Integer);
+        }
+        // Its text is made of its own tokens, if it says what they are.
+        if let Some(own) = Some(dir.path.join(TOKENIZER)).filter(|file| file.is_file())
+            && let (Some(data), Some(own)) = (table.get_mut("data").and_then(Value::as_table_mut), own.to_str())
+        {
+            data.insert("tokenizer".into(), Value::String(own.to_owned()));
         }
         for (user, name) in layers(file, overrides)? {
             reject_other_model(&user, &table, &name, &dir.path)?;
