@@ -1,8 +1,8 @@
 //! The order in which a run sees its text. NUMERICS.md, "Random numbers".
 //!
 //! Each epoch of a source cuts its token stream into windows at a random phase and permutes them, with numbers that
-//! depend on the seed and the epoch alone. Sequence n comes from the source that is furthest behind its share of n + 1
-//! sequences. So a position (for each source: epoch, index, sequences taken) is all that a checkpoint has to keep, and
+//! depend on the seed and the epoch alone. Sequences come from the sources by the quota method of Balinski and Young,
+//! which keeps each within one sequence of its share at every step. So a position (for each source: epoch, index, sequences taken) is all that a checkpoint has to keep, and
 //! the order depends neither on the batch size nor on the ranks.
 
 use std::sync::Arc;
@@ -63,15 +63,16 @@ impl Mixture {
         }
     }
 
-    /// The source of the next sequence: the first of those that are furthest behind their share.
+    /// The source of the next sequence: of those that are behind their share of the sequences with it, the first that has
+    /// the largest share for each of its own.
     fn next(&self, walks: &[Walk]) -> usize {
         let total: u64 = self.shares.iter().sum();
-        let sequence: u64 = walks.iter().map(|walk| walk.place.taken).sum::<u64>() + 1;
-        let behind = |source: usize| {
-            let due = i128::from(self.shares[source]) * i128::from(sequence);
-            due - i128::from(walks[source].place.taken) * i128::from(total)
-        };
-        (0..walks.len()).rev().max_by_key(|&source| behind(source)).unwrap_or(0)
+        let sequences: u64 = walks.iter().map(|walk| walk.place.taken).sum::<u64>() + 1;
+        let product = |a: u64, b: u64| u128::from(a) * u128::from(b);
+        let (share, taken) = (|source: usize| self.shares[source], |source: usize| walks[source].place.taken);
+        let behind = |source: &usize| product(share(*source), sequences) > product(taken(*source), total);
+        let more = |a: usize, b: usize| product(share(a), taken(b) + 1) >= product(share(b), taken(a) + 1);
+        (0..walks.len()).filter(behind).reduce(|a, b| if more(a, b) { a } else { b }).unwrap_or(0)
     }
 }
 

@@ -339,7 +339,10 @@ impl<'t> Decoder<'t> {
         let decode = |ids: &[u32]| self.tokenizer.decode(ids).map_err(Error::Data);
         let before = decode(&self.ids[self.context..self.shown])?;
         let text = decode(&self.ids[self.context..])?;
-        Ok(text.get(before.len()..).unwrap_or_default().to_owned())
+        // They may differ where a character was cut.
+        let same = before.chars().zip(text.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
+        let (_, new) = text.split_at(same);
+        Ok(new.to_owned())
     }
 }
 
