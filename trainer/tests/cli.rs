@@ -218,7 +218,8 @@ fn b240_text_that_is_not_there_or_too_short() {
     assert_refused(&with("empty.txt"), &["training text is empty"]);
     assert_refused(&with("short.txt"), &["training text has 10 tokens", "needs 17"]);
     fs::write(dir.path().join("short.txt"), "long enough to train on").unwrap();
-    assert_refused(&with("short.txt"), &["validation text has 3 tokens", "needs 17"]);
+    let set = ["--set", "data.train=[\"short.txt\"]", "--set", "data.validation_fraction=0.01"];
+    assert_refused(&train(dir.path(), &set), &["validation text is empty", "nothing to predict"]);
 }
 
 #[test]
