@@ -531,26 +531,38 @@ fn prepared_files_do_not_depend_on_threads_or_kills_and_are_what_a_run_reads_its
     prepare("three", "3");
     assert_eq!(files("three"), expected);
     // Killed again and again, each time a little later.
-    let mut kills = 0;
-    for wait in (10..).step_by(10) {
+    let (mut kills, mut journal) = (0, Vec::new());
+    for wait in (10..3000).step_by(10) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_dropless"));
         command.current_dir(dir.path()).args(arguments("killed", "2")).stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
         std::thread::sleep(Duration::from_millis(wait));
-        if child.try_wait().unwrap().is_some_and(|status| status.success()) {
-            break;
-        }
         child.kill().unwrap();
-        // It may have been done in between.
-        if child.wait().unwrap().success() {
+        let status = child.wait().unwrap();
+        journal =
+            fs::read(dir.path().join("killed.partial/journal")).ok().filter(|now| !now.is_empty()).unwrap_or(journal);
+        // Both files are there when it was done, or ended while it removed what it had needed.
+        if status.success() || (dir.path().join("killed.idx").exists() && !dir.path().join("killed.partial").exists()) {
             break;
         }
-        assert!(!dir.path().join("killed.idx").exists() || dir.path().join("killed.partial").exists());
+        assert!(status.code().is_none(), "it was ended: {status}");
         kills += 1;
     }
     assert!(kills > 0);
     assert_eq!(files("killed"), expected, "after {kills} kills");
     assert!(!dir.path().join("killed.partial").exists());
+    // Ended between the last steps: the ids have their name, and the index has, too.
+    for steps in 1..=2 {
+        let at = |name: &str| dir.path().join(name);
+        let folder = at("killed.partial");
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("journal"), &journal).unwrap();
+        if steps == 1 {
+            fs::rename(at("killed.idx"), folder.join("idx")).unwrap();
+        }
+        prepare("killed", "1");
+        assert_eq!((files("killed"), folder.exists()), (expected, false));
+    }
     // Nothing is written over, and what is left of other texts is not continued.
     let again = arguments("one", "1");
     assert_refused(

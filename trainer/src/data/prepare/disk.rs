@@ -63,15 +63,19 @@ const FILES: [&str; 3] = ["bin", "lengths", "ends"];
 /// the file and the line or byte of a text with which something is wrong; [`Error::Io`].
 pub fn to_disk(job: &Job<'_>, prefix: &Path, threads: usize, progress: &mut dyn FnMut(u64)) -> Result<Prepared> {
     let [bin, idx, folder] = [".bin", ".idx", ".partial"].map(|extension| with_extension(prefix, extension));
-    // Between the two renames at the end, the ids have their name and the index does not.
-    let renaming = folder.join("idx").exists() && !folder.join("bin").exists();
+    // A process may be ended between the last steps: the ids get their name, the index gets its own, the folder goes.
+    let renamed = bin.exists() && folder.join("journal").exists() && !folder.join("bin").exists();
+    if bin.exists() && idx.exists() && !renamed {
+        // An empty folder is all that can be left of a process that had finished.
+        let _ = fs::remove_dir(&folder);
+    }
     for path in [&bin, &idx] {
-        if path.exists() && !(renaming && *path == bin) {
+        if path.exists() && !renamed {
             return Err(Error::Usage(format!("{} is there already: remove it, or name another --out", path.display())));
         }
     }
-    let mut partial = Partial::open(&folder, &job.hash().to_hex(), renaming)?;
-    if !renaming {
+    let mut partial = Partial::open(&folder, &job.hash().to_hex(), renamed)?;
+    if !renamed {
         progress(partial.done.checked_sub(1).map_or(0, |last| job.bytes_until(last)));
         let first = partial.done;
         job.run(first, threads, &mut |at, chunk| {
@@ -82,11 +86,20 @@ pub fn to_disk(job: &Job<'_>, prefix: &Path, threads: usize, progress: &mut dyn 
         partial.index(job)?;
         rename(&folder.join("bin"), &bin)?;
     }
-    rename(&folder.join("idx"), &idx)?;
+    if folder.join("idx").exists() {
+        rename(&folder.join("idx"), &idx)?;
+    }
     sync_parent(&idx)?;
     let Extent { documents, ids, .. } = partial.extent;
     drop(partial);
-    fs::remove_dir_all(&folder).map_err(Error::io(&folder))?;
+    // The journal last: as long as the folder is there, it says what the two files are.
+    for name in ["lengths", "ends", "journal"] {
+        let path = folder.join(name);
+        if path.exists() {
+            fs::remove_file(&path).map_err(Error::io(&path))?;
+        }
+    }
+    fs::remove_dir(&folder).map_err(Error::io(&folder))?;
     Ok(Prepared { documents, tokens: ids / job.id_type().size() as u64, bin, idx })
 }
 
@@ -102,7 +115,7 @@ fn sync_parent(path: &Path) -> Result<()> {
 
 impl Partial {
     /// Opens the folder, which this process holds from then on.
-    fn open(folder: &Path, job: &str, renaming: bool) -> Result<Partial> {
+    fn open(folder: &Path, job: &str, renamed: bool) -> Result<Partial> {
         fs::create_dir_all(folder).map_err(Error::io(folder))?;
         let path = folder.join("journal");
         let open = |path: &Path| {
@@ -149,7 +162,7 @@ impl Partial {
             file.set_len(size).and_then(|()| file.seek(SeekFrom::End(0))).map_err(Error::io(&path))?;
             Ok(file)
         };
-        let [bin, lengths, ends] = match renaming {
+        let [bin, lengths, ends] = match renamed {
             // Nothing is written any more.
             true => [open(&path)?, open(&path)?, open(&path)?],
             false => {
