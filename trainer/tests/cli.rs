@@ -452,3 +452,65 @@ fn verify_passes_the_reference_and_fails_a_model_that_is_not_it() {
     fs::write(dir.path().join("config.json"), "{\"model_type\": \"llama\"}").unwrap();
     assert_refused(&dropless(dir.path(), &["verify", "."]), &["config.json", "llama", "deepseek_v3"]);
 }
+
+/// A run whose standard output and error are like that, in `dir/run`.
+#[cfg(unix)]
+fn train_into(dir: &Path, arguments: &[&str], stdout: Stdio, stderr: Stdio) -> std::process::Child {
+    Command::new(env!("CARGO_BIN_EXE_dropless"))
+        .args([&["train", "--out", "run"], arguments].concat())
+        .current_dir(dir)
+        .stdout(stdout)
+        .stderr(stderr)
+        .spawn()
+        .unwrap()
+}
+
+/// The exit code; the process is ended if it has none within a minute.
+#[cfg(unix)]
+fn code_in_time(child: &mut std::process::Child) -> Option<i32> {
+    let started = std::time::Instant::now();
+    while child.try_wait().unwrap().is_none() && started.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap().code()
+}
+
+/// Full, closed and never read: what the program has to say is lost, and nothing else.
+#[cfg(unix)]
+#[test]
+fn f05_no_output_ends_or_holds_a_run() {
+    let dir = workplace();
+    let whole = uninterrupted(dir.path(), "3");
+    let full = || Stdio::from(fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+    let closed = || Stdio::from(std::io::pipe().unwrap().1);
+    // A pipe that is full already, and its other end, which nobody reads.
+    let unread = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut clone = writer.try_clone().unwrap();
+        std::thread::spawn(move || std::io::Write::write_all(&mut clone, &vec![b'x'; 4 << 20]));
+        std::thread::sleep(Duration::from_millis(100));
+        (Stdio::from(writer), reader)
+    };
+    let ends = |stdout: Stdio, stderr: Stdio, how: &str| {
+        let run = dir.path().join("run");
+        let _ = fs::remove_dir_all(&run);
+        assert_done(&train(dir.path(), &["--steps", "2"]));
+        // There is something to say of it on the error output.
+        let damaged = checkpoint(dir.path(), 2).join("state.json");
+        fs::write(damaged, "{").unwrap();
+        let code = code_in_time(&mut train_into(dir.path(), &["--resume", "--steps", "3"], stdout, stderr));
+        assert_eq!(code, Some(0), "{how}");
+        let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+        assert!(metrics.lines().last().unwrap().contains(&whole), "{how}: {metrics}");
+        let refused = ["tiny.toml", "--resume", "--set", "bogus=1"];
+        code_in_time(&mut train_into(dir.path(), &refused, full(), closed()))
+    };
+    assert_eq!(ends(full(), full(), "full"), Some(2));
+    assert_eq!(ends(closed(), closed(), "closed"), Some(2));
+    let ((stdout, _out), (stderr, _err)) = (unread(), unread());
+    assert_eq!(ends(stdout, stderr, "never read"), Some(2));
+    let (stderr, _err) = unread();
+    let refused = ["tiny.toml", "--resume", "--set", "bogus=1"];
+    assert_eq!(code_in_time(&mut train_into(dir.path(), &refused, full(), stderr)), Some(2));
+}

@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use clap::Args;
 use dropless_core::Error as CoreError;
 
-use super::{BackendName, Machine, say};
+use super::{BackendName, Machine};
 use crate::config::{Config, Numerics};
 use crate::error::{Error, Result};
 use crate::options::{BackendKind, TrainOptions};
+use crate::output::{report, say};
 use crate::train::steps_in_memory;
 
 #[derive(Debug, Args)]
@@ -59,7 +60,7 @@ fn conclude(outcome: Result<Option<String>>, steps: u64) -> Result<ExitCode> {
         }
         Err(error) => match error.core() {
             Some(CoreError::Divergence(divergence)) => {
-                say(format_args!("{divergence}"));
+                report(divergence);
                 Ok(ExitCode::FAILURE)
             }
             _ => Err(error),

@@ -16,7 +16,6 @@ mod runs;
 mod train;
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -29,6 +28,7 @@ use crate::config::{Numerics, Recipe};
 use crate::error::{Error, Result};
 use crate::generate::Generator;
 use crate::options::{BackendKind, TrainOptions};
+use crate::output::{Shown, finish, report, say, show, tell};
 use crate::sample::Sampling;
 use crate::train::reference;
 use crate::verify::Report;
@@ -264,12 +264,17 @@ struct BenchArgs {
 
 /// Runs the program with these arguments, the first of which is its name.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let code = carry_out(arguments);
+    finish();
+    code
+}
+
+fn carry_out(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => return refuse(&usage(&error)),
         Err(help) => {
-            // Nothing can be done about a closed output.
-            let _ = help.print();
+            report(help);
             return ExitCode::SUCCESS;
         }
     };
@@ -279,19 +284,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Prints at once. A closed output is no reason to stop.
-fn show(bytes: &[u8]) {
-    let mut out = std::io::stdout();
-    let _ = out.write_all(bytes).and_then(|()| out.flush());
-}
-
-/// Prints a line.
-fn say(line: impl std::fmt::Display) {
-    show(format!("{line}\n").as_bytes());
-}
-
 fn refuse(message: &str) -> ExitCode {
-    eprintln!("error: {message}");
+    tell(format_args!("error: {message}"));
     ExitCode::from(2)
 }
 
@@ -313,14 +307,14 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Inspect(args) => models::inspect(&args)?,
         Command::Verify(args) => return verify(args),
         Command::Bisect(args) => return bisect::run(args),
-        Command::Doctor => say(doctor::report().trim_end()),
+        Command::Doctor => report(doctor::report()),
         Command::Bench(args) => {
             let (backend, adapter, threads, simd) = (args.backend, args.adapter, args.threads, args.simd);
             let backend = backend.kind();
             only_for(BackendKind::Wgpu, backend, adapter.is_some(), "--adapter")?;
             let options =
                 TrainOptions { backend, adapter, threads, simd: simd.map(SimdName::level), ..TrainOptions::default() };
-            bench::run(&options, &mut std::io::stdout())?;
+            bench::run(&options, &mut Shown)?;
         }
         Command::Launch(args) => return launch::run(&args),
     }
@@ -374,8 +368,7 @@ fn verify(args: VerifyArgs) -> Result<ExitCode> {
     let Some(computed) = reference::compute(&args.model, args.numerics.into(), Recipe::F32, &options)? else {
         return Ok(ExitCode::SUCCESS);
     };
-    let report = Report::compare(&TensorFiles::open(&args.model, "expected")?, computed)?;
-    say("|error| / |reference|, 2-norms over each tensor");
-    say(&report);
-    Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let compared = Report::compare(&TensorFiles::open(&args.model, "expected")?, computed)?;
+    report(format_args!("|error| / |reference|, 2-norms over each tensor\n{compared}"));
+    Ok(if compared.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use dropless_model::hf::ModelDir;
 
-use super::{Machine, runs, say};
+use super::{Machine, runs};
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, Numerics};
 use crate::error::{Error, Result};
 use crate::generate::Generator;
 use crate::options::TrainOptions;
+use crate::output::{report, say};
 use crate::sample::Sampling;
 use crate::source::Source;
 use crate::system;
@@ -60,7 +61,7 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     config.check(options.ranks, options.expert_ranks())?;
     config.check_data()?;
     if args.print_config {
-        say(config.to_toml().trim_end());
+        report(config.to_toml());
         return Ok(());
     }
     let ranks = options.open_ranks(config.train.numerics.into())?;
@@ -120,6 +121,7 @@ fn print_sample(checkpoint: &Path, tokens: usize, options: &TrainOptions) -> Res
     let generator = Generator::open(&Source::of_checkpoint(&Checkpoint::open(checkpoint)?, &[])?, options)?;
     let sampling = Sampling { seed: 0, temperature: 0.8, top_p: 0.95 };
     let text = generator.continue_texts(&[SAMPLE_PROMPT.as_bytes()], tokens, &sampling, |_, _| {})?.concat();
-    say(format_args!("sample:\n{SAMPLE_PROMPT}{}", String::from_utf8_lossy(&text)));
+    say("sample:");
+    format!("{SAMPLE_PROMPT}{}", String::from_utf8_lossy(&text)).lines().for_each(say);
     Ok(())
 }

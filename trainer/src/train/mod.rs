@@ -30,8 +30,10 @@ use crate::collective::{agree, away, broadcast, gather_number, same};
 use crate::config::Config;
 use crate::data::{Corpus, Position, Stream};
 use crate::error::{Error, Result};
-use crate::metrics::{Load, Metrics, Progress, Record, Speed};
+use crate::metrics::{Load, Metrics, Record, Speed};
 use crate::options::TrainOptions;
+use crate::output;
+use crate::progress::Progress;
 use crate::schedule;
 
 /// The file with a run's effective configuration; it is there as soon as the run has begun.
@@ -143,9 +145,9 @@ impl<'a> Run<'a> {
     /// The newest undamaged checkpoint, which must fit the configuration.
     fn newest(&self) -> Result<Option<Checkpoint>> {
         let out = &self.options.out;
-        checkpoint::remove_incomplete(out)?.iter().for_each(|note| eprintln!("{note}"));
+        checkpoint::remove_incomplete(out)?.iter().for_each(output::tell);
         let found = checkpoint::newest(out)?;
-        found.notes.iter().for_each(|note| eprintln!("{note}"));
+        found.notes.iter().for_each(output::tell);
         if let Some(checkpoint) = &found.checkpoint {
             checkpoint.state.config.check_continues_as(self.config)?;
         }

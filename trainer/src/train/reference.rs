@@ -17,6 +17,7 @@ use crate::config::{Activations, Config, Recipe};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::options::TrainOptions;
+use crate::output;
 
 /// Tensors by name.
 pub type Named = Vec<(String, Vec<f32>)>;
@@ -42,7 +43,7 @@ pub struct Computed {
 pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &TrainOptions) -> Result<Option<Computed>> {
     let files = ModelDir::open(dir)?;
     if options.world.as_ref().is_none_or(|world| world.rank == 0) {
-        files.notes().iter().for_each(|note| eprintln!("{note}"));
+        files.notes().iter().for_each(output::tell);
     }
     let ModelDir { config: HfConfig { model, .. }, weights, .. } = files;
     let batch = batch(&dir.join("expected.safetensors"), model.architecture().vocab)?;
