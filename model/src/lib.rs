@@ -31,6 +31,7 @@ mod params;
 pub mod rope;
 mod train_state;
 mod weights;
+pub mod words;
 
 pub use architecture::Architecture;
 pub use cache::Cache;

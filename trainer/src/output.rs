@@ -265,6 +265,7 @@ mod tests {
             FULL.put(b"a line\n".to_vec(), None);
         }
         FULL.finish();
-        assert_eq!((FULL.state().gone, FULL.state().behind), (3, false));
+        let state = FULL.state();
+        assert_eq!((state.gone, state.behind), (3, false));
     }
 }

@@ -508,3 +508,39 @@ fn a_key_that_a_family_does_not_have_is_refused_with_the_familys_name() {
     let unbalanced = refusal(1, &["model.family=mixtral", "train.bias_update_rate=0.1"]);
     assert_names(&unbalanced, &["bias_update_rate", "mixtral", "aux_loss_coefficient"]);
 }
+
+#[test]
+fn f14_one_value_in_a_set() {
+    for set in [
+        "train.steps=5\ntrain.seed=77",
+        "train.steps=5\n[model]",
+        "train.steps=5\nvalue=6",
+        "data.train=a\nb",
+        "train.steps=5\r\nx=1",
+    ] {
+        assert_names(&refusal(1, &[set]), &["expected one value"]);
+    }
+    let several = load(&["data.train=[\"a\",\n \"b\",\n]\n", "train.steps=5 # five"]).unwrap();
+    assert_eq!((several.data.train, several.train.steps), (vec!["a".to_owned(), "b".to_owned()], 5));
+}
+
+/// On a thread with as much stack as the program's first one has.
+#[test]
+fn f14_tables_in_tables_without_end_are_refused() {
+    let dots = "a.".repeat(100_000);
+    let brackets = format!("train.steps={}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let refused = move || {
+        assert_names(&refusal(1, &[&format!("{dots}b=1")]), &["100001 parts"]);
+        for set in [format!("train={{{dots}b = 1}}"), brackets] {
+            refusal(1, &[&set]);
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep.toml");
+        for text in [format!("{dots}b = 1"), format!("[{dots}b]\n"), format!("a = {}1", "{a=".repeat(100_000))] {
+            std::fs::write(&path, text).unwrap();
+            let message = Config::load(Some(&path), &[]).unwrap_err().to_string();
+            assert_names(&message, &["deep.toml:1"]);
+        }
+    };
+    std::thread::Builder::new().stack_size(8 << 20).spawn(refused).unwrap().join().unwrap();
+}

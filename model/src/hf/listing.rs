@@ -1,5 +1,7 @@
 //! What does not fit between a model and its files: everything in one line, of bounded length.
 
+use dropless_core::escape::escaped;
+
 /// Names of one kind that a line shows.
 const SHOWN: usize = 6;
 
@@ -30,7 +32,7 @@ impl Problems {
 
 /// The first names, and how many more there are.
 pub(super) fn some(names: &[String]) -> String {
-    let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let shown = names.iter().take(SHOWN).map(|name| escaped(name).to_string()).collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(SHOWN) {
         0 => shown,
         more => format!("{shown} and {more} more"),

@@ -14,6 +14,7 @@ mod launch;
 mod models;
 mod runs;
 mod train;
+mod usage;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -270,9 +271,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn carry_out(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let cli = match Cli::try_parse_from(arguments) {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(error) if error.use_stderr() => return refuse(&usage(&error)),
+        Err(error) if error.use_stderr() => return refuse(&usage::refusal(&arguments, error)),
         Err(help) => {
             report(help);
             return ExitCode::SUCCESS;
@@ -287,15 +289,6 @@ fn carry_out(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn refuse(message: &str) -> ExitCode {
     tell(format_args!("error: {message}"));
     ExitCode::from(2)
-}
-
-/// The parser's message as one line, without the usage that follows it.
-fn usage(error: &clap::Error) -> String {
-    let text = error.to_string();
-    let ends = |line: &str| line.starts_with("Usage:") || line.starts_with("For more information");
-    let lines = text.lines().map(str::trim).take_while(|line| !ends(line));
-    let message = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
-    format!("{} (see dropless --help)", message.trim_start_matches("error: "))
 }
 
 fn dispatch(command: Command) -> Result<ExitCode> {
