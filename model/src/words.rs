@@ -1,4 +1,6 @@
-//! Messages of parsers in the words of those who write the files.
+//! Words of messages: of parsers in those of whoever writes the files, and of numbers.
+
+use std::fmt::Display;
 
 /// What parsers expect, and what that is called.
 const EXPECTED: &[(&[&str], &str)] = &[
@@ -52,4 +54,15 @@ pub fn plain(message: &str) -> String {
         }
     }
     message
+}
+
+/// A number of things.
+///
+/// ```
+/// use dropless_model::words::count;
+/// assert_eq!((count(1_usize, "rank"), count(2_usize, "rank")), ("1 rank".into(), "2 ranks".into()));
+/// ```
+pub fn count<N: Display + PartialEq + From<u8>>(number: N, thing: &str) -> String {
+    let more = if number == N::from(1) { "" } else { "s" };
+    format!("{number} {thing}{more}")
 }

@@ -11,6 +11,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dropless_core::escape::escaped;
+use dropless_model::words::count;
 
 /// How long a line is waited for, as long as the one before it went out.
 const MOMENT: Duration = Duration::from_millis(200);
@@ -163,7 +164,8 @@ impl Stream {
             if state.waiting.is_empty() {
                 state.behind = false;
                 if state.left_out > 0 {
-                    let notice = format!("note: {} lines that nobody read are left out here\n", state.left_out);
+                    let notice =
+                        format!("note: left out here, as nobody read them: {}\n", count(state.left_out, "line"));
                     state.left_out = 0;
                     state.bytes += notice.len();
                     state.came += 1;
@@ -244,7 +246,7 @@ mod tests {
         HELD.finish();
         let read: Vec<Vec<u8>> = read.try_iter().collect();
         assert_eq!(read.len(), 5);
-        assert_eq!(read[4], b"note: 96 lines that nobody read are left out here\n");
+        assert_eq!(read[4], b"note: left out here, as nobody read them: 96 lines\n");
         // As soon as it takes something again, a line is waited for, so that it keeps its place.
         assert!(!HELD.state().behind);
     }

@@ -108,8 +108,8 @@ fn command_lines_that_are_none() {
     refused(&["generate"], &["--prompt"]);
     refused(&["generate", "--prompt", "a", "--temperature=-1"], &["--temperature is -1"]);
     refused(&["generate", "--prompt", "a", "--top-p", "1.5"], &["--top-p is 1.5"]);
-    refused(&["generate", "--prompt", "a", "--ranks", "2"], &["--ranks is 2", "one rank"]);
-    refused(&["generate", "--prompt", "a", "--expert-parallel", "2"], &["--expert-parallel is 2", "one rank"]);
+    refused(&["generate", "--prompt", "a", "--ranks", "2"], &["unexpected argument '--ranks'"]);
+    refused(&["generate", "--prompt", "a", "--expert-parallel", "2"], &["unexpected argument '--expert-parallel'"]);
     refused(&["eval"], &["no run in out/"]);
     refused(&["train", "--resume"], &["no run in out/"]);
     refused(&["train", "--resume", "--out", "absent"], &["--out absent"]);
@@ -513,4 +513,53 @@ fn f05_no_output_ends_or_holds_a_run() {
     let (stderr, _err) = unread();
     let refused = ["tiny.toml", "--resume", "--set", "bogus=1"];
     assert_eq!(code_in_time(&mut train_into(dir.path(), &refused, full(), stderr)), Some(2));
+}
+
+#[test]
+fn f14_f19_one_value_in_a_set_and_no_control_characters_in_messages() {
+    let dir = workplace();
+    let refused = |arguments: &[&str], words: &[&str]| {
+        let output = train(dir.path(), arguments);
+        assert_refused(&output, words);
+        assert!(!output.stderr.contains(&0x1b), "{output:?}");
+    };
+    refused(&["--set", "train.steps=5\ntrain.seed=77"], &["train.steps=5\\ntrain.seed=77", "expected one value"]);
+    refused(&["--set", &format!("{}b=1", "a.".repeat(50_000))], &["50001 parts"]);
+    refused(&["--set", "train.recipe=\u{1b}]0;title\u{7}"], &["\\u{1b}]0;title\\u{7}"]);
+    refused(&["--steps", "3\u{1b}[2J\nUsage: x"], &["3\\u{1b}[2J\\nUsage: x", "expected a whole number"]);
+    refused(&["--set", "data.train=[\"no\\n\\u001bfile\"]"], &["no\\n\\u{1b}file"]);
+}
+
+#[test]
+fn f25_a_warning_comes_before_the_first_step() {
+    let dir = workplace();
+    let set = ["--set", "model.num_experts_per_tok=1", "--set", "train.aux_loss_coefficient=0.0"];
+    let output = train(dir.path(), &set);
+    assert_done(&output);
+    assert!(notes(&output)[0].starts_with("warning: the gradient of every router is 0"), "{:?}", notes(&output));
+}
+
+#[test]
+fn f29_words() {
+    let dir = workplace();
+    let refused = |arguments: &[&str], words: &[&str]| assert_refused(&dropless(dir.path(), arguments), words);
+    refused(&["train", "--seed", "3"], &["--set train.seed=3"]);
+    refused(&["train", "--learning-rate=1e-3"], &["--set train.learning_rate=1e-3"]);
+    refused(&["bisect", "--backend", "wgpu", "--recipe", "mxfp8"], &["--set train.recipe=mxfp8"]);
+    refused(&["train", "--stepz", "3"], &["--steps"]);
+    refused(&["train", "--steps", "many"], &["'many'", "expected a whole number"]);
+    // Options are there where they work.
+    for (command, absent) in [
+        ("generate", &["--ranks", "--expert-parallel", "--exchange", "--timeout"][..]),
+        ("bisect", &["--exchange", "--timeout"]),
+    ] {
+        let help = assert_done(&dropless(dir.path(), &[command, "--help"]));
+        assert!(help.contains("--backend"), "{help}");
+        assert_eq!(absent.iter().find(|option| help.contains(**option)), None, "{command}");
+    }
+    let printed = assert_done(&train(dir.path(), &[]));
+    assert!(printed.contains("host on 1 rank: "), "{printed}");
+    assert!(printed.lines().all(|line| !line.starts_with("step ") || line.len() <= 80), "{printed}");
+    assert!(printed.contains("expert load ") && printed.contains(", mean 32"), "{printed}");
+    assert!(printed.contains("peak memory of the process ") && printed.contains(" MiB\n"), "{printed}");
 }

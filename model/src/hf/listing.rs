@@ -26,7 +26,10 @@ impl Problems {
         let count: usize = kinds.iter().map(|(_, tensors)| tensors.len()).sum();
         let lists = kinds.iter().filter(|(_, tensors)| !tensors.is_empty());
         let lists: Vec<String> = lists.map(|(kind, tensors)| format!("{kind}: {}", some(tensors))).collect();
-        (count > 0).then(|| format!("{count} tensors do not fit config.json: {}", lists.join("; ")))
+        (count > 0).then(|| match count {
+            1 => format!("1 tensor does not fit config.json: {}", lists.join("; ")),
+            _ => format!("{count} tensors do not fit config.json: {}", lists.join("; ")),
+        })
     }
 }
 

@@ -5,8 +5,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 use dropless_core::Error as CoreError;
+use dropless_model::words::count;
 
-use super::{BackendName, Machine};
+use super::{BackendName, Device, Ranks};
 use crate::config::{Config, Numerics};
 use crate::error::{Error, Result};
 use crate::options::{BackendKind, TrainOptions};
@@ -18,7 +19,9 @@ pub(super) struct BisectArgs {
     /// Configuration; omitted keys have the values of configs/default.toml
     config: Option<PathBuf>,
     #[command(flatten)]
-    machine: Machine,
+    device: Device,
+    #[command(flatten)]
+    ranks: Ranks,
     /// Arithmetic of the matrix products [default: train.numerics]
     #[arg(long, value_enum)]
     numerics: Option<Numerics>,
@@ -31,7 +34,7 @@ pub(super) struct BisectArgs {
 }
 
 pub(super) fn run(args: BisectArgs) -> Result<ExitCode> {
-    let backend = match args.machine.backend {
+    let backend = match args.device.backend {
         BackendName::Wgpu => BackendKind::WgpuBesideHost,
         BackendName::Cuda => BackendKind::CudaBesideHost,
         BackendName::Auto | BackendName::Host => {
@@ -43,7 +46,7 @@ pub(super) fn run(args: BisectArgs) -> Result<ExitCode> {
     if let Some(numerics) = args.numerics {
         config.train.numerics = numerics;
     }
-    let options = args.machine.options(PathBuf::new(), false)?;
+    let options = args.device.options(Some(&args.ranks))?;
     // The host beside it has no ranks in other processes.
     let options = TrainOptions { backend, world: None, ..options };
     conclude(steps_in_memory(&config, &options, args.steps), args.steps)
@@ -54,7 +57,7 @@ fn conclude(outcome: Result<Option<String>>, steps: u64) -> Result<ExitCode> {
     match outcome {
         Ok(digest) => {
             if let Some(digest) = digest {
-                say(format_args!("no op differs from the host in {steps} steps; digest {digest}"));
+                say(format_args!("no op differs from the host in {}; digest {digest}", count(steps, "step")));
             }
             Ok(ExitCode::SUCCESS)
         }

@@ -68,15 +68,26 @@ enum Command {
     Launch(launch::LaunchArgs),
 }
 
-/// Where to compute. None of it affects results.
+/// Where one rank computes. None of it affects results.
 #[derive(Debug, Args)]
-struct Machine {
+struct Device {
     /// Backend
     #[arg(long, value_enum, default_value_t = BackendName::Auto)]
     backend: BackendName,
     /// GPU of the wgpu backend, by index or part of its name [default: DROPLESS_ADAPTER, or the best one]
     #[arg(long, value_name = "NAME")]
     adapter: Option<String>,
+    /// Threads of the host backend; 0 for one per core
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    threads: usize,
+    /// Vector instructions of the host backend [default: the best that the machine supports]
+    #[arg(long, value_enum)]
+    simd: Option<SimdName>,
+}
+
+/// Among how many ranks. None of it affects results.
+#[derive(Debug, Args)]
+struct Ranks {
     /// Number of ranks, among which sequences are divided: threads of this process; for cuda, the processes that a
     /// launcher started [default: those, or 1]
     #[arg(long, value_name = "N")]
@@ -84,6 +95,15 @@ struct Machine {
     /// Ranks that share one set of experts; the others hold the same ones [default: all ranks]
     #[arg(long, value_name = "N")]
     expert_parallel: Option<usize>,
+}
+
+/// Where all ranks compute, and how they reach each other. None of it affects results.
+#[derive(Debug, Args)]
+struct Machine {
+    #[command(flatten)]
+    device: Device,
+    #[command(flatten)]
+    ranks: Ranks,
     /// How rows are exchanged between the ranks of cuda [default: auto]
     #[arg(long, value_enum)]
     exchange: Option<TransportName>,
@@ -91,12 +111,6 @@ struct Machine {
     /// a rank reads or writes files does not count [default: 60]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(2..=86_400))]
     timeout: Option<u64>,
-    /// Threads of the host backend; 0 for one per core
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    threads: usize,
-    /// Vector instructions of the host backend [default: the best that the machine supports]
-    #[arg(long, value_enum)]
-    simd: Option<SimdName>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -131,9 +145,9 @@ enum SimdName {
     Avx512,
 }
 
-impl Machine {
-    /// The options for a run in `out`.
-    fn options(&self, out: PathBuf, resume: bool) -> Result<TrainOptions> {
+impl Device {
+    /// The options for these ranks.
+    fn options(&self, ranks: Option<&Ranks>) -> Result<TrainOptions> {
         let world = World::from_environment();
         let backend = match self.backend {
             // Several processes can only be ranks of cuda; where it cannot be had, they should say why.
@@ -150,27 +164,38 @@ impl Machine {
             // Variables that say nothing here need not make sense.
             _ => None,
         };
-        only_for(BackendKind::Cuda, backend, self.exchange.is_some(), "--exchange")?;
-        only_for(BackendKind::Cuda, backend, self.timeout.is_some(), "--timeout")?;
         only_for(BackendKind::Wgpu, backend, self.adapter.is_some(), "--adapter")?;
-        let defaults = TrainOptions::default();
+        let number = ranks.and_then(|ranks| ranks.ranks);
+        Ok(TrainOptions {
+            backend,
+            adapter: self.adapter.clone(),
+            ranks: number.unwrap_or_else(|| world.as_ref().map_or(1, |world| world.ranks)),
+            world,
+            expert_parallel: ranks.and_then(|ranks| ranks.expert_parallel),
+            threads: self.threads,
+            simd: self.simd.map(SimdName::level),
+            ..TrainOptions::default()
+        })
+    }
+}
+
+impl Machine {
+    /// The options for a run in `out`.
+    fn options(&self, out: PathBuf, resume: bool) -> Result<TrainOptions> {
+        let options = self.device.options(Some(&self.ranks))?;
+        only_for(BackendKind::Cuda, options.backend, self.exchange.is_some(), "--exchange")?;
+        only_for(BackendKind::Cuda, options.backend, self.timeout.is_some(), "--timeout")?;
         Ok(TrainOptions {
             out,
             resume,
-            backend,
-            adapter: self.adapter.clone(),
-            ranks: self.ranks.unwrap_or_else(|| world.as_ref().map_or(1, |world| world.ranks)),
-            world,
             transport: match self.exchange {
-                None => defaults.transport,
+                None => options.transport,
                 Some(TransportName::Auto) => Transport::Auto,
                 Some(TransportName::Nccl) => Transport::Nccl,
                 Some(TransportName::Peer) => Transport::Peer,
             },
-            timeout: self.timeout.map_or(defaults.timeout, Duration::from_secs),
-            expert_parallel: self.expert_parallel,
-            threads: self.threads,
-            simd: self.simd.map(SimdName::level),
+            timeout: self.timeout.map_or(options.timeout, Duration::from_secs),
+            ..options
         })
     }
 }
@@ -233,7 +258,7 @@ struct GenerateArgs {
     #[arg(long, default_value_t = 0.95)]
     top_p: f64,
     #[command(flatten)]
-    machine: Machine,
+    device: Device,
 }
 
 #[derive(Debug, Args)]
@@ -332,12 +357,7 @@ fn generate(args: &GenerateArgs) -> Result<()> {
     if !(0.0..=1.0).contains(&top_p) {
         return Err(Error::Usage(format!("--top-p is {top_p}, expected 0 to 1")));
     }
-    for (option, ranks) in [("--ranks", args.machine.ranks), ("--expert-parallel", args.machine.expert_parallel)] {
-        if let Some(ranks) = ranks.filter(|&ranks| ranks != 1) {
-            return Err(Error::Usage(format!("{option} is {ranks}, but generate runs on one rank")));
-        }
-    }
-    let options = args.machine.options(PathBuf::new(), false)?;
+    let options = args.device.options(None)?;
     let source = args.model.source()?;
     let sampling = Sampling { seed: args.seed, temperature, top_p };
     let generator = Generator::open(&source, &options)?;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use dropless_model::hf::config::CONFIG;
 use dropless_model::hf::{Conversion, Experts, Inspection, ModelDir};
+use dropless_model::words::count;
 use safetensors::Dtype;
 
 use super::runs;
@@ -125,7 +126,12 @@ pub(super) fn convert(args: &ConvertArgs) -> Result<()> {
     };
     let done = dropless_model::hf::convert(&from, &args.out, &conversion)?;
     let (out, files) = (args.out.display(), done.files);
-    say(format_args!("{} tensors, {} bytes in {files} files: {out}", done.tensors, done.bytes));
+    say(format_args!(
+        "{}, {} in {}: {out}",
+        count(done.tensors, "tensor"),
+        count(done.bytes, "byte"),
+        count(files, "file")
+    ));
     Ok(())
 }
 

@@ -59,6 +59,7 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     let config = effective(&args, own.as_deref())?;
     let mut options = args.machine.options(PathBuf::new(), args.resume)?;
     config.check(options.ranks, options.expert_ranks())?;
+    config.check_initial()?;
     config.check_data()?;
     if args.print_config {
         report(config.to_toml());
@@ -86,7 +87,7 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     say(format_args!("checkpoint {}", summary.checkpoint.display()));
     say(format_args!("digest {}", summary.digest));
     if let Some(peak) = system::peak() {
-        say(format_args!("peak memory {} MiB", peak >> 20));
+        say(format_args!("peak memory of the process {} MiB", peak >> 20));
     }
     match config.train.sample_tokens {
         0 => Ok(()),
@@ -111,10 +112,15 @@ fn effective(args: &TrainArgs, own: Option<&Path>) -> Result<Config> {
 
 /// The validation loss beside what a model without context would lose.
 pub(super) fn print_validation(loss: f64, unigram: f64) {
-    say(format_args!(
-        "validation loss {loss:.4} nats per byte, {:.4} under the byte-unigram entropy of the text, {unigram:.4}",
-        unigram - loss
-    ));
+    say(against_unigram(loss, unigram));
+}
+
+fn against_unigram(loss: f64, unigram: f64) -> String {
+    let side = if loss <= unigram { "under" } else { "above" };
+    let by = (unigram - loss).abs();
+    format!(
+        "validation loss {loss:.4} nats per byte, {by:.4} {side} the byte-unigram entropy of the text, {unigram:.4}"
+    )
 }
 
 fn print_sample(checkpoint: &Path, tokens: usize, options: &TrainOptions) -> Result<()> {
@@ -124,4 +130,18 @@ fn print_sample(checkpoint: &Path, tokens: usize, options: &TrainOptions) -> Res
     say("sample:");
     format!("{SAMPLE_PROMPT}{}", String::from_utf8_lossy(&text)).lines().for_each(say);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f29_a_loss_is_under_or_above_the_entropy_by_a_positive_number() {
+        let end = "the byte-unigram entropy of the text,";
+        let under = format!("validation loss 2.5000 nats per byte, 0.7500 under {end} 3.2500");
+        assert_eq!(against_unigram(2.5, 3.25), under);
+        let above = format!("validation loss 5.0941 nats per byte, 1.8441 above {end} 3.2500");
+        assert_eq!(against_unigram(5.0941, 3.25), above);
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use dropless_model::words::count;
+
 use crate::config::{Config, Tokenizer};
 use crate::error::{Error, Result};
 
@@ -59,7 +61,7 @@ impl Corpus {
         if have >= need {
             return Ok(());
         }
-        let size = if have == 0 { "is empty".into() } else { format!("has {have} tokens") };
+        let size = if have == 0 { "is empty".into() } else { format!("has {}", count(have, "token")) };
         Err(Error::Data(format!(
             "the {what} text {size}, but one sequence needs {need} tokens (train.sequence_length and the token after it)"
         )))

@@ -19,6 +19,7 @@ use std::time::Instant;
 use dropless_core::{Backend, Error as CoreError, Group, Tensor};
 use dropless_model::nn::Tokens;
 use dropless_model::optimizer::{self, Gradients};
+use dropless_model::words::count;
 use dropless_model::{Architecture, Model};
 
 pub use evaluate::{Validation, evaluate};
@@ -87,6 +88,7 @@ pub fn run(config: &Config, options: &TrainOptions) -> Result<Option<Summary>> {
 pub fn run_on(ranks: Vec<Box<dyn Backend>>, config: &Config, options: &TrainOptions) -> Result<Option<Summary>> {
     let groups = ranks.first().map_or((0, 0), |rank| (rank.caps().ranks, rank.caps().expert_ranks));
     config.check(groups.0, groups.1)?;
+    config.check_initial()?;
     config.check_data()?;
     let all: Vec<&dyn Backend> = ranks.iter().map(|rank| &**rank).collect();
     let run = away(&all, || Run::load(config, options))?;
@@ -207,6 +209,7 @@ impl<'a> Rank<'a> {
         let stream = Stream::new(run.train.clone(), train.sequence_length, train.seed, position)?;
         let report = if backend.caps().rank == 0 {
             write_config(&run.options.out, config)?;
+            config.warnings().iter().for_each(output::tell);
             let progress = Progress::new(train.steps, done, train.log_interval);
             let caps = backend.caps();
             let (total, active) = (model.params.total(caps.expert_ranks), active(&parts, &model, caps.expert_ranks));
@@ -215,8 +218,11 @@ impl<'a> Rank<'a> {
                 replicas => format!(" ({} share the experts, {replicas} times)", caps.expert_ranks),
             };
             progress.note(&format!(
-                "{} on {} ranks{shared}: {}, {:?}",
-                caps.backend, caps.ranks, caps.device, caps.numerics
+                "{} on {}{shared}: {}, {:?}",
+                caps.backend,
+                count(caps.ranks, "rank"),
+                caps.device,
+                caps.numerics
             ));
             progress.note(&format!("{total} parameters, {active} of them active for a token"));
             Some(Report { metrics: Metrics::open(&run.options.out, done)?, progress })

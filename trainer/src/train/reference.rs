@@ -72,7 +72,7 @@ pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &Tra
 
 /// The gradients that are zero in exact arithmetic.
 fn zero(parts: &Architecture) -> Vec<String> {
-    let constant = |feed: &Feed| matches!(feed, Feed::Moe(moe) if moe.top_k == 1 && moe.normalize);
+    let constant = |feed: &Feed| matches!(feed, Feed::Moe(moe) if moe.constant_weights());
     let routers = parts.feeds().enumerate().filter(|(_, feed)| constant(feed));
     let router = |layer| format!("model.layers.{layer}.{}.gate.weight", parts.names.moe);
     routers.map(|(layer, _)| format!("grad.{}", layout::fused(&parts.names, &router(layer)))).collect()
