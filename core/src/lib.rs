@@ -9,6 +9,7 @@
 pub mod around;
 pub mod backend;
 pub mod error;
+pub mod escape;
 pub mod exchange;
 pub mod fallback;
 pub mod host;

@@ -1,13 +1,11 @@
-//! What a run reports while it runs: `OUT/metrics.jsonl`, and a progress bar or plain lines.
+//! What a run reports while it runs, and its file of that, `OUT/metrics.jsonl`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{IsTerminal, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use dropless_core::Timings;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::config::DataConfig;
@@ -136,7 +134,7 @@ struct Line {
 }
 
 /// Stands in the line of a step in which every target is masked.
-const NO_TARGETS: &str = "no token of the step has a target";
+pub(crate) const NO_TARGETS: &str = "no token of the step has a target";
 
 impl Record {
     fn line(&self) -> String {
@@ -227,87 +225,10 @@ fn is_before(line: &str, done: u64) -> bool {
     line.ends_with('\n') && step.is_some_and(|step| step <= done)
 }
 
-/// A bar when the error output is a terminal; otherwise a line on the standard output every few steps.
-#[derive(Debug)]
-pub struct Progress {
-    bar: Option<ProgressBar>,
-    interval: u64,
-    steps: u64,
-}
-
-impl Progress {
-    /// For a run of `steps` steps of which `done` are done, with a plain line every `interval` steps.
-    pub fn new(steps: u64, done: u64, interval: u64) -> Progress {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(steps).with_position(done);
-            if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} eta {eta}") {
-                bar.set_style(style);
-            }
-            bar.reset_eta();
-            bar.enable_steady_tick(Duration::from_millis(500));
-            bar
-        });
-        Progress { bar, interval, steps }
-    }
-
-    /// Shows a step.
-    pub fn step(&self, record: &Record) {
-        let Load { min, mean, max } = record.expert_load;
-        let speed = &record.speed;
-        let loss = record.loss.map_or("none (no targets)".into(), |loss| format!("{loss:.4}"));
-        let mut numbers = format!(
-            "loss {loss}  {:.3} s  {:.0} tokens/s  {:.3} TFLOP/s a rank",
-            speed.step_s,
-            speed.tokens_per_s(),
-            speed.tflops_per_rank()
-        );
-        if let Some(mfu) = speed.mfu() {
-            numbers += &format!("  MFU {:.1}%", 100.0 * mfu);
-        }
-        if let Some(Seconds { gemm_s, attention_s, dispatch_s, exposed_s }) = speed.timings.map(Seconds::from) {
-            numbers += &format!(
-                "  gemm {gemm_s:.3} s  attention {attention_s:.3} s  dispatch {dispatch_s:.3} s  exposed {exposed_s:.3} s"
-            );
-        }
-        numbers += &format!("  expert load {min}/{mean:.0}/{max}");
-        if record.targets == 0 {
-            self.note(&format!("warning: step {}: {NO_TARGETS}, so it has no loss", record.step));
-        }
-        match &self.bar {
-            Some(bar) => {
-                bar.set_position(record.step);
-                bar.set_message(numbers);
-            }
-            None if record.step.is_multiple_of(self.interval) || record.step == self.steps => {
-                say(&format!("step {}/{}  {numbers}", record.step, self.steps));
-            }
-            None => {}
-        }
-    }
-
-    /// Shows a line that stays.
-    pub fn note(&self, line: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| say(line)),
-            None => say(line),
-        }
-    }
-
-    /// Ends the display.
-    pub fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish();
-        }
-    }
-}
-
-/// A line on the standard output. A closed one (`dropless train | head`) must not end a run.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn record(step: u64) -> Record {

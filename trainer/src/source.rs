@@ -8,6 +8,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{Config, Tokenizer};
 use crate::data::TOKENIZER;
 use crate::error::Result;
+use crate::output;
 
 /// A model with its weights.
 #[derive(Debug)]
@@ -45,7 +46,7 @@ impl Source {
     /// As [`ModelDir::open`] and [`Config::of_model`].
     pub fn of_directory(path: &Path, file: Option<&Path>, overrides: &[String]) -> Result<Source> {
         let dir = ModelDir::open(path)?;
-        dir.notes().iter().for_each(|note| eprintln!("{note}"));
+        dir.notes().iter().for_each(output::tell);
         let config = Config::of_model(&dir, file, overrides)?;
         Ok(Source { path: dir.path, config, step: None, weights: dir.weights })
     }

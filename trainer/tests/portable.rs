@@ -53,6 +53,33 @@ fn calls_of_one_system_stand_in_modules_of_their_own() {
     assert_eq!(with(&sources, SYSTEM), SYSTEM_FILES.iter().map(|&name| name.to_owned()).collect());
 }
 
+/// What writes to the standard output or error.
+const PRINTS: &[&str] = &[
+    "print!(",
+    "println!(",
+    "eprint!(",
+    "eprintln!(",
+    "dbg!(",
+    "io::stdout()",
+    "io::stderr()",
+    "stdout()",
+    "stderr()",
+];
+
+/// Where it may stand: each of these neither panics nor holds the program. The terminal's size is no output.
+const PRINTING_FILES: &[&str] =
+    &["backend-cuda/src/comm/watchdog.rs", "trainer/src/output.rs", "trainer/src/system/unix.rs"];
+
+#[test]
+fn f05_one_module_of_the_program_prints() {
+    let sources = sources(&["core/src", "model/src", "backend-cuda/src", "backend-wgpu/src", "trainer/src"]);
+    let program: Vec<(String, String)> = sources
+        .into_iter()
+        .map(|(name, text)| (name, text.split("#[cfg(test)]\nmod ").next().unwrap_or_default().to_owned()))
+        .collect();
+    assert_eq!(with(&program, PRINTS), PRINTING_FILES.iter().map(|&name| name.to_owned()).collect());
+}
+
 #[test]
 fn a_backend_that_a_build_may_leave_out_is_named_in_one_file() {
     for (backend, file) in BACKENDS {

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use dropless_core::host::Simd;
+use dropless_model::words::count;
 
 use crate::backends;
 use crate::config::Config;
@@ -27,7 +28,7 @@ pub(super) fn report() -> String {
         })
         .collect();
     // Writing to a string cannot fail.
-    let _ = writeln!(out, "host  available: {threads} threads; {}", simd.join(", "));
+    let _ = writeln!(out, "host  available: {}; {}", count(threads, "thread"), simd.join(", "));
     for line in backends::report(check) {
         let _ = writeln!(out, "{line}");
     }

@@ -1,9 +1,14 @@
 //! The rules that values have to satisfy together. Each violation is one line that names fields and values.
 
+use dropless_model::Single;
+use dropless_model::architecture::MoeConfig;
 use dropless_model::hf::ModelDir;
 
-use super::{Config, Recipe, Schedule, Tokenizer, TrainConfig, single};
+use super::{Config, ModelConfig, Recipe, Schedule, Tokenizer, TrainConfig, single};
 use crate::error::{Error, Result};
+
+/// The largest weight of a source.
+const LARGE: f64 = 1e6;
 
 fn need(ok: bool, message: impl FnOnce() -> String) -> Result<()> {
     if ok { Ok(()) } else { Err(Error::Config(message())) }
@@ -13,12 +18,15 @@ fn positive(fields: &[(&str, usize)]) -> Result<()> {
     fields.iter().try_for_each(|&(name, value)| need(value > 0, || format!("{name} is 0, expected at least 1")))
 }
 
-fn between(name: &str, value: f64, low: f64, high: f64) -> Result<()> {
-    need((low..=high).contains(&value), || format!("{name} is {value}, expected {low} to {high}"))
+fn usable(limits: Single, name: &str, value: f64) -> Result<()> {
+    limits.check(name, value).map_err(Error::Config)
 }
 
-/// The largest of a rate or coefficient that makes any sense.
-const LARGE: f64 = 1e6;
+/// A coefficient that becomes an f32 when it is divided among so many.
+fn shared(among: usize) -> Single {
+    Single { low: f32::MIN_POSITIVE * single(among as f64), ..Single::RATE }
+}
+
 /// Steps are counted in f64 by the schedule and in 63 bits by TOML.
 const MOST_STEPS: u64 = 1 << 53;
 /// Tokens are counted in 32 bits on the device.
@@ -138,6 +146,38 @@ impl Config {
         Ok(())
     }
 
+    /// Verifies what only matters where weights are drawn.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for weights that would all be 0, of which no two would ever differ.
+    pub fn check_initial(&self) -> Result<()> {
+        let deviation = self.model.architecture().initializer_range;
+        match self.origin {
+            Some(_) => Ok(()),
+            None => usable(Single::FACTOR, "model.initializer_range", deviation),
+        }
+    }
+
+    /// What is allowed, and most likely not meant.
+    pub fn warnings(&self) -> Vec<String> {
+        let model = self.model.architecture();
+        let (constant, coefficient) =
+            (model.moe().is_some_and(MoeConfig::constant_weights), self.train.aux_loss_coefficient);
+        let mut warnings = Vec::new();
+        if constant && coefficient == 0.0 {
+            let normalized =
+                match ModelConfig::keys(self.model.family()).unwrap_or_default().contains(&"norm_topk_prob") {
+                    true => "model.norm_topk_prob divides that expert's weight by itself",
+                    false => "this family divides that expert's weight by itself",
+                };
+            warnings.push(format!(
+                "warning: the gradient of every router is 0, so that routers learn nothing: model.num_experts_per_tok is 1, \
+                 {normalized}, and train.aux_loss_coefficient is 0"
+            ));
+        }
+        warnings
+    }
+
     /// Verifies that the model is still that of the directory which the run begins with.
     ///
     /// # Errors
@@ -255,25 +295,24 @@ impl TrainConfig {
         need(micro.is_multiple_of(shards), || {
             format!("train.grad_shards is {shards}, which does not divide train.micro_batch_size, {micro}")
         })?;
-        between("train.learning_rate", self.learning_rate, 0.0, LARGE)?;
-        between("train.min_learning_rate", self.min_learning_rate, 0.0, self.learning_rate)?;
+        usable(Single::RATE, "train.learning_rate", self.learning_rate)?;
+        usable(Single::RATE, "train.min_learning_rate", self.min_learning_rate)?;
+        let (low, peak) = (self.min_learning_rate, self.learning_rate);
+        need(low <= peak, || format!("train.min_learning_rate is {low}, expected 0 to train.learning_rate, {peak}"))?;
         if self.schedule == Schedule::Wsd {
             let (warm, decay, steps) = (self.warmup_steps, self.decay_steps, self.steps);
             need(warm.saturating_add(decay) <= steps, || {
                 format!("train.warmup_steps {warm} and train.decay_steps {decay} exceed train.steps, {steps}")
             })?;
         }
-        between("train.weight_decay", self.weight_decay, 0.0, LARGE)?;
-        for (name, beta) in [("train.beta1", self.beta1), ("train.beta2", self.beta2)] {
-            need((0.0..1.0).contains(&beta), || format!("{name} is {beta}, expected 0 up to 1"))?;
-        }
+        usable(Single::RATE, "train.weight_decay", self.weight_decay)?;
+        usable(Single::DECAY, "train.beta1", self.beta1)?;
+        usable(Single::DECAY, "train.beta2", self.beta2)?;
         // A weight that never had a gradient is divided by it alone.
-        need(single(self.eps) > 0.0 && self.eps <= 1.0, || {
-            format!("train.eps is {:e}, expected more than 0 (in f32) and at most 1", self.eps)
-        })?;
-        between("train.max_grad_norm", self.max_grad_norm, 0.0, LARGE)?;
-        between("train.bias_update_rate", self.bias_update_rate, 0.0, LARGE)?;
-        between("train.aux_loss_coefficient", self.aux_loss_coefficient, 0.0, LARGE)?;
-        between("train.mtp_loss_coefficient", self.mtp_loss_coefficient, 0.0, LARGE)
+        usable(Single { high: 1.0, ..Single::FACTOR }, "train.eps", self.eps)?;
+        usable(Single::RATE, "train.max_grad_norm", self.max_grad_norm)?;
+        usable(Single::RATE, "train.bias_update_rate", self.bias_update_rate)?;
+        usable(shared(sequences), "train.aux_loss_coefficient", self.aux_loss_coefficient)?;
+        usable(shared(self.tokens()), "train.mtp_loss_coefficient", self.mtp_loss_coefficient)
     }
 }

@@ -4,6 +4,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use dropless_model::words::count;
+
 use super::indexed::{self, IdType};
 use super::{Bytes, Documents, END};
 use crate::error::{Error, Result};
@@ -170,7 +172,7 @@ impl Corpus {
         if have >= need {
             return Ok(());
         }
-        let size = if have == 0 { "is empty".into() } else { format!("has {have} tokens") };
+        let size = if have == 0 { "is empty".into() } else { format!("has {}", count(have, "token")) };
         Err(Error::Data(format!(
             "the {what} text {size}, but one sequence needs {need} tokens (train.sequence_length and the token after it)"
         )))

@@ -15,9 +15,9 @@ mod unix;
 
 pub(crate) use machine::{installed, peak, processor};
 #[cfg(any(not(unix), dropless_portable))]
-pub(crate) use portable::{Signals, apart, code, stop};
+pub(crate) use portable::{Signals, apart, code, columns, stop};
 #[cfg(all(unix, not(dropless_portable)))]
-pub(crate) use unix::{Signals, apart, code, stop};
+pub(crate) use unix::{Signals, apart, code, columns, stop};
 
 /// What is asked of a process and of those that it started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -47,6 +47,11 @@ pub(crate) fn stop(process: &mut Child, how: Stop) {
     let _ = kill_process_group(Pid::from_child(process), signal);
 }
 
+/// Columns of the terminal at the standard error.
+pub(crate) fn columns() -> Option<u16> {
+    rustix::termios::tcgetwinsize(io::stderr()).ok().map(|size| size.ws_col).filter(|&columns| columns > 0)
+}
+
 /// The exit code, or 128 + the signal that ended the process, as shells have it.
 pub(crate) fn code(status: ExitStatus) -> u8 {
     let code = status.code().or(status.signal().map(|signal| 128 + signal));

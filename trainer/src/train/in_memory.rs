@@ -21,6 +21,7 @@ use crate::schedule;
 /// A configuration or text that does not fit, and failures of the ranks.
 pub fn steps_in_memory(config: &Config, options: &TrainOptions, steps: u64) -> Result<Option<String>> {
     config.check(options.ranks, options.expert_ranks())?;
+    config.check_initial()?;
     config.check_data()?;
     let train = Texts::load(config)?.train;
     let ranks = options.open_ranks(config.train.numerics.into())?;

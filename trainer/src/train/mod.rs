@@ -18,6 +18,7 @@ use std::time::Instant;
 use dropless_core::{Backend, Error as CoreError, Group, Tensor};
 use dropless_model::nn::Tokens;
 use dropless_model::optimizer::{self, Gradients};
+use dropless_model::words::count;
 use dropless_model::{Architecture, Model};
 
 pub use evaluate::{Validation, evaluate, overall};
@@ -29,8 +30,10 @@ use crate::collective::{agree, away, broadcast, gather_number, same};
 use crate::config::{Config, DataConfig};
 use crate::data::{Kept, Position, Stream, Texts};
 use crate::error::{Error, Result};
-use crate::metrics::{Load, Metrics, Progress, Record, Speed};
+use crate::metrics::{Load, Metrics, Record, Speed};
 use crate::options::TrainOptions;
+use crate::output;
+use crate::progress::Progress;
 use crate::schedule;
 use evaluate::Mean;
 
@@ -82,6 +85,7 @@ pub fn run(config: &Config, options: &TrainOptions) -> Result<Option<Summary>> {
 pub fn run_on(ranks: Vec<Box<dyn Backend>>, config: &Config, options: &TrainOptions) -> Result<Option<Summary>> {
     let groups = ranks.first().map_or((0, 0), |rank| (rank.caps().ranks, rank.caps().expert_ranks));
     config.check(groups.0, groups.1)?;
+    config.check_initial()?;
     config.check_data()?;
     let all: Vec<&dyn Backend> = ranks.iter().map(|rank| &**rank).collect();
     let run = away(&all, || Run::load(config, options))?;
@@ -135,9 +139,9 @@ impl<'a> Run<'a> {
     /// The newest undamaged checkpoint, which must fit the configuration.
     fn newest(&self) -> Result<Option<Checkpoint>> {
         let out = &self.options.out;
-        checkpoint::remove_incomplete(out)?.iter().for_each(|note| eprintln!("{note}"));
+        checkpoint::remove_incomplete(out)?.iter().for_each(output::tell);
         let found = checkpoint::newest(out)?;
-        found.notes.iter().for_each(|note| eprintln!("{note}"));
+        found.notes.iter().for_each(output::tell);
         if let Some(checkpoint) = &found.checkpoint {
             checkpoint.state.config.check_continues_as(self.config)?;
             checkpoint.state.text.check_continues_as(&self.texts.record)?;
@@ -200,6 +204,7 @@ impl<'a> Rank<'a> {
         let report = if backend.caps().rank == 0 {
             Kept::write(&run.texts.tokenizer, &run.options.out)?;
             write_config(&run.options.out, config)?;
+            config.warnings().iter().for_each(output::tell);
             let progress = Progress::new(train.steps, done, train.log_interval);
             let caps = backend.caps();
             let (total, active) = (model.params.total(caps.expert_ranks), active(&parts, &model, caps.expert_ranks));
@@ -208,8 +213,11 @@ impl<'a> Rank<'a> {
                 replicas => format!(" ({} share the experts, {replicas} times)", caps.expert_ranks),
             };
             progress.note(&format!(
-                "{} on {} ranks{shared}: {}, {:?}",
-                caps.backend, caps.ranks, caps.device, caps.numerics
+                "{} on {}{shared}: {}, {:?}",
+                caps.backend,
+                count(caps.ranks, "rank"),
+                caps.device,
+                caps.numerics
             ));
             progress.note(&format!("{total} parameters, {active} of them active for a token"));
             Some(Report { metrics: Metrics::open(&run.options.out, done)?, progress })

@@ -17,6 +17,7 @@ use crate::config::{Activations, Config, Recipe};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::options::TrainOptions;
+use crate::output;
 
 /// Tensors by name.
 pub type Named = Vec<(String, Vec<f32>)>;
@@ -42,7 +43,7 @@ pub struct Computed {
 pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &TrainOptions) -> Result<Option<Computed>> {
     let files = ModelDir::open(dir)?;
     if options.world.as_ref().is_none_or(|world| world.rank == 0) {
-        files.notes().iter().for_each(|note| eprintln!("{note}"));
+        files.notes().iter().for_each(output::tell);
     }
     let ModelDir { config: HfConfig { model, .. }, weights, .. } = files;
     let batch = batch(&dir.join("expected.safetensors"), model.architecture().vocab)?;
@@ -71,7 +72,7 @@ pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &Tra
 
 /// The gradients that are zero in exact arithmetic.
 fn zero(parts: &Architecture) -> Vec<String> {
-    let constant = |feed: &Feed| matches!(feed, Feed::Moe(moe) if moe.top_k == 1 && moe.normalize);
+    let constant = |feed: &Feed| matches!(feed, Feed::Moe(moe) if moe.constant_weights());
     let routers = parts.feeds().enumerate().filter(|(_, feed)| constant(feed));
     let router = |layer| format!("model.layers.{layer}.{}.gate.weight", parts.names.moe);
     routers.map(|(layer, _)| format!("grad.{}", layout::fused(&parts.names, &router(layer)))).collect()
