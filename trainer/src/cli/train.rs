@@ -17,7 +17,7 @@ use crate::system;
 use crate::train;
 
 /// The start of the text that a finished run shows.
-const SAMPLE_PROMPT: &str = "//! The ";
+const SAMPLE_PROMPT: &str = "The ";
 
 #[derive(Debug, Args)]
 pub(super) struct TrainArgs {
