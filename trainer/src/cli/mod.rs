@@ -290,9 +290,16 @@ fn say(line: impl std::fmt::Display) {
     show(format!("{line}\n").as_bytes());
 }
 
+/// Prints one line, whatever the names are that the message quotes.
 fn refuse(message: &str) -> ExitCode {
-    eprintln!("error: {message}");
+    eprintln!("error: {}", one_line(message));
     ExitCode::from(2)
+}
+
+/// The text with its control characters, such as the end of a line, escaped.
+fn one_line(text: &str) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(escaped).collect()
 }
 
 /// The parser's message as one line, without the usage that follows it.
