@@ -12,11 +12,10 @@ use dropless_model::hf::TensorFiles;
 use dropless_model::words::count;
 
 use crate::error::Result;
-use crate::train::reference::Computed;
+use crate::train::reference::{Computed, GRADIENT};
 
 const OUTPUT_BOUND: f64 = 1e-5;
 const GRADIENT_BOUND: f64 = 1e-4;
-const GRADIENT: &str = "grad.";
 /// A gradient that is zero in exact arithmetic is rounding alone: at most so much of the norm of all gradients.
 const ROUNDING: f64 = 1e-6;
 /// The one tensor of a reference that is an input.

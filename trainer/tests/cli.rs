@@ -452,6 +452,8 @@ fn verify_passes_the_reference_and_fails_a_model_that_is_not_it() {
     assert!(text(&output.stdout).contains("FAILED"));
     fs::write(dir.path().join("config.json"), "{\"model_type\": \"llama\"}").unwrap();
     assert_refused(&dropless(dir.path(), &["verify", "."]), &["config.json", "llama", "deepseek_v3"]);
+    fs::write(dir.path().join("config.json"), r#"{"model_type": "two\nlines"}"#).unwrap();
+    assert_refused(&dropless(dir.path(), &["verify", "."]), &["config.json", r"two\nlines"]);
 }
 
 /// A run whose standard output and error are like that, in `dir/run`.

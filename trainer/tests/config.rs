@@ -233,6 +233,11 @@ fn an_architecture_that_is_not_supported_is_named() {
     let text = std::fs::read_to_string(format!("{REFERENCE}/deepseek_v3_a/config.json")).unwrap();
     for (from, to, words) in [
         ("\"model_type\": \"deepseek_v3\"", "\"model_type\": \"llama\"", ["llama", "deepseek_v3, qwen3_moe, mixtral"]),
+        (
+            "\"model_type\": \"deepseek_v3\"",
+            "\"model_type\": 3",
+            ["model_type is 3", "deepseek_v3, qwen3_moe, mixtral"],
+        ),
         ("\"attention_bias\": false", "\"attention_bias\": true", ["attention_bias", "true"]),
         ("\"hidden_size\": 64,", "", ["hidden_size", "missing"]),
         ("\"rope_type\": \"default\"", "\"rope_type\": \"dynamic\"", ["rope_parameters", "dynamic"]),
@@ -658,4 +663,22 @@ fn f29_types_of_programs_are_in_no_message() {
             assert!(!message.contains(name), "{message}");
         }
     }
+}
+
+#[test]
+fn a_model_without_experts_has_nothing_to_balance() {
+    let dense = load(&["model.num_hidden_layers=2", "model.first_k_dense_replace=2"]).unwrap();
+    assert!(dense.train.bias_update_rate > 0.0 && dense.model.architecture().moe().is_none());
+    dense.check(1, 1).unwrap();
+}
+
+#[test]
+fn deepseek_v3_has_two_names_for_experts_and_modules() {
+    let other = json!({"num_local_experts": 8, "num_mtp_layers": 1, "n_routed_experts": null,
+        "num_nextn_predict_layers": null});
+    let rope = json!({"rope_theta": 1e4});
+    let expected = changed("deepseek_v3_a", rope.clone()).unwrap();
+    assert_eq!(changed("deepseek_v3_a", and(&rope, other)).unwrap(), expected);
+    let both = changed("deepseek_v3_a", json!({"num_local_experts": 4})).unwrap_err().to_string();
+    assert_names(&both, &["n_routed_experts is 4, but 8 in another spelling"]);
 }

@@ -58,6 +58,7 @@ fn what_this_program_wrote_has_the_logits_that_another_framework_found_in_it() {
         let compared =
             |name: &str| report.rows.iter().any(|row| row.name == name && matches!(row.outcome, Outcome::Error(_)));
         assert!(compared("logits.f32") && compared("loss.f32") && report.passed(), "{}\n{report}", dir.display());
+        assert_eq!(report.rows.len(), 2, "no gradient is computed that nothing is compared with\n{report}");
     }
 }
 

@@ -160,6 +160,8 @@ impl Family for DeepseekV3 {
     const ALSO: &'static [&'static str] = &["kimi_k2"];
     const CLASS: &'static str = "DeepseekV3ForCausalLM";
     const TOKENS: (Option<u32>, Option<u32>) = (Some(0), Some(1));
+    const SPELLINGS: &'static [(&'static str, &'static str)] =
+        &[("n_routed_experts", "num_local_experts"), ("num_nextn_predict_layers", "num_mtp_layers")];
 
     fn absent() -> Vec<(&'static str, Value)> {
         vec![("q_lora_rank", json!(1536)), ("n_shared_experts", json!(1))]

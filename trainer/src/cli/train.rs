@@ -18,7 +18,7 @@ use crate::system;
 use crate::train::{self, Validation};
 
 /// The start of the text that a finished run shows.
-const SAMPLE_PROMPT: &str = "//! The ";
+const SAMPLE_PROMPT: &str = "The ";
 
 #[derive(Debug, Args)]
 pub(super) struct TrainArgs {

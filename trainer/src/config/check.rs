@@ -87,8 +87,9 @@ impl Config {
                 })?;
             }
         }
-        let biased = moe.is_some_and(|moe| moe.selection_bias);
-        need(biased || train.bias_update_rate == 0.0, || {
+        // A model without experts has nothing to balance, whatever the rate.
+        let unbiased = moe.is_some_and(|moe| !moe.selection_bias);
+        need(!unbiased || train.bias_update_rate == 0.0, || {
             let family = self.model.family();
             format!(
                 "train.bias_update_rate is {}, but {family} has no selection bias: set it to 0 and balance by \
