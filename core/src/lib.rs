@@ -8,6 +8,7 @@
 
 pub mod around;
 pub mod backend;
+pub mod dry;
 pub mod error;
 pub mod escape;
 pub mod exchange;

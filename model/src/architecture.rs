@@ -93,7 +93,7 @@ impl Architecture {
     }
 
     /// Parameters of all matrices, in f64: no extents overflow it.
-    pub(crate) fn parameters(&self) -> f64 {
+    pub fn parameters(&self) -> f64 {
         let h = self.hidden as f64;
         let attention = self.attention.parameters(self.hidden);
         let feed = |feed: &Feed| match feed {

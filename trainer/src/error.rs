@@ -44,6 +44,24 @@ pub enum Error {
         /// Where to continue from.
         checkpoint: String,
     },
+    /// A run that device or host cannot hold.
+    #[error(
+        "memory: {what} needs {}{}, {} may be used ({limit}); a smaller batch or model, more moe.chunks, or [activations] \
+         to recompute",
+        if *at_least { "at least " } else { "" }, gib(*needs), gib(*may_use)
+    )]
+    Memory {
+        /// The device or the host.
+        what: &'static str,
+        /// Bytes needed.
+        needs: u64,
+        /// Bytes that may be used.
+        may_use: u64,
+        /// What says so.
+        limit: &'static str,
+        /// Whether only the least was counted.
+        at_least: bool,
+    },
     /// A failure of the library in a step of training, or right after it.
     #[error("step {step}: {source}")]
     Step {
@@ -72,6 +90,11 @@ impl From<dropless_model::Error> for Error {
 
 fn name(path: &Path) -> String {
     escaped(&path.display().to_string()).to_string()
+}
+
+/// So many bytes.
+fn gib(bytes: u64) -> String {
+    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
 /// A result with the program's [`enum@Error`].

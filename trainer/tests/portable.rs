@@ -11,7 +11,8 @@ const SYSTEM: &[&str] =
     &["std::os::", "rustix", "libc::", "nix::", "signal_hook", "windows_sys", "\"/proc", "\"/dev", "\"/sys", "\"/tmp"];
 
 /// Where it may stand, behind `cfg`.
-const SYSTEM_FILES: &[&str] = &["trainer/src/system/linux.rs", "trainer/src/system/unix.rs"];
+const SYSTEM_FILES: &[&str] =
+    &["trainer/src/system/cgroup.rs", "trainer/src/system/linux.rs", "trainer/src/system/unix.rs"];
 
 /// The backends that a build may leave out, each with the one file that names it.
 const BACKENDS: &[(&str, &str)] =

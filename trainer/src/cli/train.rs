@@ -47,6 +47,9 @@ pub(super) struct TrainArgs {
     /// Print the effective configuration and stop
     #[arg(long)]
     print_config: bool,
+    /// Print the memory that the run needs, and stop; exit code 2 if it does not fit
+    #[arg(long)]
+    dry_run: bool,
 }
 
 pub(super) fn run(args: TrainArgs) -> Result<()> {
@@ -66,6 +69,11 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
         return Ok(());
     }
     let ranks = options.open_ranks(config.train.numerics.into())?;
+    if args.dry_run {
+        let need = train::Need::of(&ranks, &config, &options)?;
+        say(format_args!("memory\n{need}"));
+        return need.check();
+    }
     if !train::ranks::lead(&ranks) {
         return train::run_on(ranks, &config, &options).map(drop);
     }

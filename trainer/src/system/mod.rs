@@ -6,6 +6,8 @@
 //! where there is no other machine.
 
 #[cfg(all(target_os = "linux", not(dropless_portable)))]
+mod cgroup;
+#[cfg(all(target_os = "linux", not(dropless_portable)))]
 mod linux;
 mod machine;
 #[cfg(any(test, not(unix), dropless_portable))]
@@ -13,7 +15,7 @@ mod portable;
 #[cfg(all(unix, not(dropless_portable)))]
 mod unix;
 
-pub(crate) use machine::{installed, peak, processor};
+pub(crate) use machine::{Limit, installed, memory_limit, peak, processor};
 #[cfg(any(not(unix), dropless_portable))]
 pub(crate) use portable::{Signals, apart, code, columns, stop};
 #[cfg(all(unix, not(dropless_portable)))]

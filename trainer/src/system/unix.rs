@@ -25,6 +25,16 @@ impl Signals {
     }
 }
 
+/// Bytes of address space that this process may still take, where that is limited (`ulimit -v`).
+pub(crate) fn address_space() -> Option<u64> {
+    let most = rustix::process::getrlimit(rustix::process::Resource::As).current?;
+    #[cfg(target_os = "linux")]
+    let reserved = super::linux::reserved().unwrap_or(0);
+    #[cfg(not(target_os = "linux"))]
+    let reserved = 0;
+    Some(most.saturating_sub(reserved))
+}
+
 /// Makes the process that will be started one that [`stop`] reaches alone, with what it starts.
 pub(crate) fn apart(command: &mut Command) {
     command.process_group(0);

@@ -6,6 +6,7 @@
 mod evaluate;
 mod in_memory;
 mod inputs;
+mod need;
 pub mod ranks;
 pub mod reference;
 pub mod state;
@@ -23,6 +24,7 @@ use dropless_model::{Architecture, Model};
 
 pub use evaluate::{Validation, evaluate, overall};
 pub use in_memory::steps_in_memory;
+pub use need::{Need, RankNeed, of_rank};
 pub use step::StepResult;
 
 use crate::checkpoint::{self, Checkpoint, Save, State};
@@ -63,6 +65,7 @@ pub struct Summary {
 struct Run<'a> {
     config: &'a Config,
     options: &'a TrainOptions,
+    need: Need,
     texts: Texts,
 }
 
@@ -88,7 +91,9 @@ pub fn run_on(ranks: Vec<Box<dyn Backend>>, config: &Config, options: &TrainOpti
     config.check_initial()?;
     config.check_data()?;
     let all: Vec<&dyn Backend> = ranks.iter().map(|rank| &**rank).collect();
-    let run = away(&all, || Run::load(config, options))?;
+    let need = Need::of(&ranks, config, options)?;
+    need.check()?;
+    let run = away(&all, || Run::load(config, options, need))?;
     let _lock = if ranks::lead(&ranks) { Some(lock(&options.out)?) } else { None };
     let end = ranks::run(ranks, |backend| Rank::new(&run, backend)?.train())?;
     Ok(end.map(|End { steps, loss, without_targets, validation, saved }| {
@@ -120,8 +125,8 @@ fn write_config(out: &Path, config: &Config) -> Result<()> {
 }
 
 impl<'a> Run<'a> {
-    fn load(config: &'a Config, options: &'a TrainOptions) -> Result<Run<'a>> {
-        Ok(Run { config, options, texts: Texts::load(config)? })
+    fn load(config: &'a Config, options: &'a TrainOptions, need: Need) -> Result<Run<'a>> {
+        Ok(Run { config, options, need, texts: Texts::load(config)? })
     }
 
     /// The checkpoint where the run goes on, if there is one: the first rank finds it, and all open it.
@@ -220,6 +225,7 @@ impl<'a> Rank<'a> {
                 caps.numerics
             ));
             progress.note(&format!("{total} parameters, {active} of them active for a token"));
+            progress.note(&format!("memory\n{}", run.need));
             Some(Report { metrics: Metrics::open(&run.options.out, done)?, progress })
         } else {
             None
