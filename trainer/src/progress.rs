@@ -32,12 +32,8 @@ impl Progress {
 
     fn on(screen: Option<Screen>, steps: u64, done: u64, interval: u64) -> Progress {
         let bar = screen.map(|screen| {
-            let target = ProgressDrawTarget::term_like(Box::new(screen));
-            let bar = ProgressBar::with_draw_target(Some(steps), target).with_position(done);
             let template = format!("{{bar:{BAR}}} {{pos}}/{{len}}  {{wide_msg}} eta {{eta}}");
-            if let Ok(style) = ProgressStyle::with_template(&template) {
-                bar.set_style(style);
-            }
+            let bar = bar(screen, steps, &template).with_position(done);
             bar.reset_eta();
             bar.enable_steady_tick(Duration::from_millis(500));
             bar
@@ -78,6 +74,19 @@ impl Progress {
             bar.finish();
         }
     }
+}
+
+/// A bar of `length`, if the error output is a terminal.
+pub(crate) fn bar_on_terminal(length: u64, template: &str) -> Option<ProgressBar> {
+    output::drawable().then(|| bar(Screen::standard_error(), length, template))
+}
+
+fn bar(screen: Screen, length: u64, template: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::term_like(Box::new(screen)));
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
 }
 
 /// What there is to say of a step, the most important first.

@@ -1,16 +1,15 @@
 //! `dropless tokenize`: text files to `.bin` and `.idx`, once, for runs that read them from disk.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::say;
 use crate::config::Tokenizer as Named;
 use crate::data::prepare::{self, Job};
 use crate::data::{Tokenizer, once};
 use crate::error::Result;
+use crate::progress::bar_on_terminal;
 
 #[derive(Debug, Args)]
 pub(super) struct TokenizeArgs {
@@ -43,13 +42,7 @@ pub(super) fn run(args: &TokenizeArgs) -> Result<()> {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
-    let bar = std::io::stderr().is_terminal().then(|| {
-        let bar = ProgressBar::new(job.bytes());
-        if let Ok(style) = ProgressStyle::with_template("{bar:24} {bytes}/{total_bytes} {bytes_per_sec} eta {eta}") {
-            bar.set_style(style);
-        }
-        bar
-    });
+    let bar = bar_on_terminal(job.bytes(), "{bar:24} {bytes}/{total_bytes} {bytes_per_sec} eta {eta}");
     let mut progress = |bytes| {
         if let Some(bar) = &bar {
             bar.set_position(bytes);

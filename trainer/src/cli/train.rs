@@ -71,7 +71,7 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     let ranks = options.open_ranks(config.train.numerics.into())?;
     if args.dry_run {
         let need = train::Need::of(&ranks, &config, &options)?;
-        say(format_args!("memory\n{need}"));
+        report(format_args!("memory\n{need}"));
         return need.check();
     }
     if !train::ranks::lead(&ranks) {

@@ -225,7 +225,7 @@ impl<'a> Rank<'a> {
                 caps.numerics
             ));
             progress.note(&format!("{total} parameters, {active} of them active for a token"));
-            progress.note(&format!("memory\n{}", run.need));
+            format!("memory\n{}", run.need).lines().for_each(|line| progress.note(line));
             Some(Report { metrics: Metrics::open(&run.options.out, done)?, progress })
         } else {
             None
