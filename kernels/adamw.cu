@@ -23,8 +23,8 @@ __device__ __forceinline__ void update_run(const Given& given, u64 i, u32 n) {
     store_run<VECTOR>(given.m, i, n, m);
     store_run<VECTOR>(given.v, i, n, v);
     store_run<VECTOR>(given.param, i, n, param);
-    if constexpr (half_given) {
-        store_run<VECTOR>(given.half, i, n, param);
+    if constexpr (param_bf16_given) {
+        store_run<VECTOR>(given.param_bf16, i, n, param);
     }
 }
 
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(128) adamw(const __grid_constant__ 
     if (i >= elements) {
         return;
     }
-    if (vectors(elements, given.grad, given.param, given.m, given.v, given.half)) {
+    if (vectors(elements, given.grad, given.param, given.m, given.v, given.param_bf16)) {
         update_run<true>(given, i, RUN);
     } else {
         update_run<false>(given, i, run_length<false>(i, elements));

@@ -23,5 +23,5 @@ fn main(
     m_set(i, m);
     v_set(i, v);
     param_set(i, new_param);
-    half_set(i, new_param);
+    param_bf16_set(i, new_param);
 }

@@ -27,6 +27,7 @@ pub use comm::{Transport, World};
 pub use device::{DeviceReport, devices, usable};
 pub use graph::Graph;
 pub use jit::kept_kernels;
+pub use pool::block_bytes;
 
 /// The name of this backend in messages and in [`dropless_core::Caps`].
 const BACKEND: &str = "cuda";

@@ -40,6 +40,11 @@ pub(crate) struct Pool {
     live: AtomicU64,
 }
 
+/// The bytes that a tensor of so many takes of the device.
+pub fn block_bytes(bytes: u64) -> u64 {
+    usize::try_from(bytes).map_or(u64::MAX, |bytes| rounded(bytes) as u64)
+}
+
 /// The size of the block for a tensor.
 pub(crate) fn rounded(bytes: usize) -> usize {
     let step = (bytes.max(1).next_power_of_two() / 16).max(GRANULE);

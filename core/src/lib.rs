@@ -8,7 +8,9 @@
 
 pub mod around;
 pub mod backend;
+pub mod dry;
 pub mod error;
+pub mod escape;
 pub mod exchange;
 pub mod fallback;
 pub mod host;

@@ -70,6 +70,14 @@ pub struct MoeConfig {
     pub selection_bias: bool,
 }
 
+impl MoeConfig {
+    /// Whether a token's weights are the same whatever the router says: one weight, divided by itself. The loss of the
+    /// tokens then has no gradient in the router.
+    pub fn constant_weights(&self) -> bool {
+        self.top_k == 1 && self.normalize
+    }
+}
+
 impl Architecture {
     /// Every layer's second half, that of the multi-token-prediction module last.
     pub fn feeds(&self) -> impl Iterator<Item = &Feed> {
@@ -85,7 +93,7 @@ impl Architecture {
     }
 
     /// Parameters of all matrices, in f64: no extents overflow it.
-    pub(crate) fn parameters(&self) -> f64 {
+    pub fn parameters(&self) -> f64 {
         let h = self.hidden as f64;
         let attention = self.attention.parameters(self.hidden);
         let feed = |feed: &Feed| match feed {

@@ -1,16 +1,18 @@
 //! What can go wrong outside the ops: configurations and files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use dropless_core::escape::escaped;
 
 /// A failure around a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A configuration that is not one, or whose values do not fit together.
-    #[error("config: {0}")]
+    #[error("config: {}", escaped(.0))]
     Config(String),
     /// A file of a checkpoint or model that is damaged or does not fit.
-    #[error("{}: {what}", path.display())]
+    #[error("{}: {}", name(path), escaped(what))]
     Checkpoint {
         /// The file or directory.
         path: PathBuf,
@@ -18,7 +20,7 @@ pub enum Error {
         what: String,
     },
     /// A file that cannot be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", name(path))]
     Io {
         /// The file.
         path: PathBuf,
@@ -28,6 +30,10 @@ pub enum Error {
     /// A failure of the library.
     #[error(transparent)]
     Core(#[from] dropless_core::Error),
+}
+
+fn name(path: &Path) -> String {
+    escaped(&path.display().to_string()).to_string()
 }
 
 /// A result with this crate's [`enum@Error`].

@@ -24,17 +24,18 @@ impl Architecture {
         layers + modules * 2.0 * h * h + (1.0 + modules) * self.vocab as f64 * h
     }
 
-    /// Useful floating-point operations of forward and backward for a token of sequences of this length.
+    /// Useful floating-point operations of forward and backward for a token that attends to this many keys on average,
+    /// itself included.
     ///
-    /// `6 p + 3 layers heads (query + value) sequence`. The first term: a product has 2 operations for each parameter
+    /// `6 p + 6 layers heads (query + value) keys`. The first term: a product has 2 operations for each parameter
     /// in the forward pass and 4 in the backward pass, with p the
     /// [`active_parameters`](Architecture::active_parameters), the output matrix once more for a multi-token-prediction
-    /// module. The second: scores and values, 2 operations for each element and key, over half the sequence on average,
-    /// three times that with the backward pass. Activation checkpointing, padding and everything that is not a product
+    /// module. The second: scores and values, 2 operations for each element and key, three times that with the backward
+    /// pass; keys are those that the mask leaves, about half a sequence where one document fills it, fewer otherwise. Activation checkpointing, padding and everything that is not a product
     /// do not count.
-    pub fn flops_per_token(&self, sequence: usize) -> f64 {
+    pub fn flops_per_token(&self, keys: f64) -> f64 {
         let (qk, v) = self.attention.head_dims();
-        let attention = 3 * self.feeds().count() * self.attention.heads() * (qk + v) * sequence;
-        6.0 * self.active_parameters() + attention as f64
+        let attention = 6 * self.feeds().count() * self.attention.heads() * (qk + v);
+        6.0 * self.active_parameters() + attention as f64 * keys
     }
 }

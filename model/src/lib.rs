@@ -29,8 +29,10 @@ pub mod optimizer;
 mod options;
 mod params;
 pub mod rope;
+mod single;
 mod train_state;
 mod weights;
+pub mod words;
 
 pub use architecture::Architecture;
 pub use cache::Cache;
@@ -41,10 +43,5 @@ pub use layer::Balancing;
 pub use model::{Losses, Model};
 pub use options::Options;
 pub use params::{Initial, Params, Piece};
+pub use single::{Single, single};
 pub use train_state::{GradientSums, Moments, TrainState};
-
-/// A configured number as the f32 that the ops take, rounded once.
-#[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest f32 is what is meant")]
-pub fn single(x: f64) -> f32 {
-    x as f32
-}

@@ -145,7 +145,7 @@ pub fn update(
             param: &arena.master.slice(from, to)?,
             m: &state.moments.m.slice(from, to)?,
             v: &state.moments.v.slice(from, to)?,
-            half: param_bf16.as_ref(),
+            param_bf16: param_bf16.as_ref(),
         }
         .run(backend)
     };

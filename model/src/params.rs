@@ -282,6 +282,15 @@ impl Params {
         Ok(())
     }
 
+    /// Bytes of the master weights, and of those in bf16.
+    pub fn bytes(&self) -> (u64, u64) {
+        let bytes = |tensor: &Tensor| tensor.bytes() as u64;
+        let arenas = [&self.replicated, &self.experts];
+        let masters = arenas.iter().map(|arena| bytes(&arena.master)).sum::<u64>();
+        let halves = arenas.iter().filter_map(|arena| arena.param_bf16.as_ref()).map(bytes).sum();
+        (masters + bytes(&self.biases), halves)
+    }
+
     /// Number of parameters of which a token meets all the replicated ones, and `top_k` of `experts` experts, which
     /// `expert_ranks` ranks share.
     pub fn active(&self, top_k: usize, experts: usize, expert_ranks: usize) -> usize {

@@ -6,7 +6,7 @@ use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::{fields, single};
+use crate::{Single, fields, single};
 
 /// Rotary positions of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -140,7 +140,8 @@ impl Scaling {
                 ordered(("beta_slow", yarn.beta_slow), ("beta_fast", yarn.beta_fast))?;
                 above("mscale", yarn.mscale.unwrap_or(0.0), 0.0)?;
                 above("mscale_all_dim", yarn.mscale_all_dim.unwrap_or(0.0), 0.0)?;
-                above("attention_factor", yarn.attention_factor.unwrap_or(1.0), 0.0)
+                // By 0, no token would see another one before others.
+                Single::FACTOR.check("rope_scaling.attention_factor", yarn.attention_factor.unwrap_or(1.0))
             }
             Scaling::Llama3(llama) => {
                 above("factor", llama.factor, 1.0)?;

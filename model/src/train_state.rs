@@ -75,6 +75,12 @@ impl TrainState {
         })
     }
 
+    /// Bytes of the moments, and of the gradients.
+    pub fn bytes(&self) -> (u64, u64) {
+        let sum = |of: fn(&ArenaState) -> usize| (of(&self.replicated) + of(&self.experts)) as u64;
+        (sum(|state| state.moments.m.bytes() + state.moments.v.bytes()), sum(|state| state.grads.bytes()))
+    }
+
     fn arena(&self, kind: Kind) -> &ArenaState {
         if kind == Kind::Expert { &self.experts } else { &self.replicated }
     }

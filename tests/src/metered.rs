@@ -16,6 +16,8 @@ pub struct Metered<B> {
     caps: Caps,
     inner: B,
     meter: Arc<Meter>,
+    /// Of each memory alone.
+    parts: [Arc<Meter>; 2],
     busy: Arc<Busy>,
     calls: Arc<Mutex<Vec<Call>>>,
 }
@@ -43,12 +45,14 @@ struct Meter {
 #[derive(Debug)]
 struct Lease {
     inner: Tensor,
-    meter: Arc<Meter>,
+    meters: [Arc<Meter>; 2],
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.meter.live.fetch_sub(self.inner.bytes(), Ordering::Relaxed);
+        for meter in &self.meters {
+            meter.live.fetch_sub(self.inner.bytes(), Ordering::Relaxed);
+        }
     }
 }
 
@@ -85,7 +89,7 @@ impl<B: Backend> Metered<B> {
         let Caps { rank, timeouts, .. } = inner.caps().clone();
         let busy = Arc::new(Busy { inner: timeouts, rank, busy: AtomicBool::default() });
         let caps = Caps { timeouts: Timeouts::new(busy.clone()), ..inner.caps().clone() };
-        Metered { caps, inner, meter: Arc::default(), busy, calls: Arc::default() }
+        Metered { caps, inner, meter: Arc::default(), parts: Default::default(), busy, calls: Arc::default() }
     }
 
     /// Bytes of the tensors that live now, in either memory.
@@ -96,6 +100,15 @@ impl<B: Backend> Metered<B> {
     /// The most that [`live`](Metered::live) was since the last call, which begins anew.
     pub fn take_most(&self) -> usize {
         self.meter.most.swap(self.live(), Ordering::Relaxed)
+    }
+
+    /// The most bytes that lived in a memory so far.
+    pub fn most_of(&self, memory: Memory) -> usize {
+        self.part(memory).most.load(Ordering::Relaxed)
+    }
+
+    fn part(&self, memory: Memory) -> &Arc<Meter> {
+        &self.parts[usize::from(memory == Memory::Host)]
     }
 
     /// The calls so far, and those to come.
@@ -139,9 +152,12 @@ impl<B: Backend> Backend for Metered<B> {
     fn alloc(&self, dtype: DType, shape: &[usize], memory: Memory) -> Result<Tensor> {
         let inner = self.inner.alloc(dtype, shape, memory)?;
         let bytes = inner.bytes();
-        let live = self.meter.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.meter.most.fetch_max(live, Ordering::Relaxed);
-        let lease = Lease { inner, meter: self.meter.clone() };
+        let meters = [self.meter.clone(), self.part(memory).clone()];
+        for meter in &meters {
+            let live = meter.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+            meter.most.fetch_max(live, Ordering::Relaxed);
+        }
+        let lease = Lease { inner, meters };
         Ok(Tensor::from_storage(Arc::new(lease), shape, dtype, memory))
     }
 

@@ -218,7 +218,7 @@ fn elements_past_32_bits_are_worked_on() {
         param: &param,
         m: &m,
         v: &v,
-        half: Some(&half),
+        param_bf16: Some(&half),
     }
     .run(&cuda)
     .unwrap();

@@ -1,22 +1,25 @@
-//! What can go wrong in the program: one line each, with what is needed to mend it.
+//! What can go wrong in the program: one line each, with what is needed to mend it. Names and values of others appear
+//! without control characters.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use dropless_core::escape::escaped;
 
 /// A failure of the program. All of them end it with exit code 2; see [`crate::cli`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A command line that cannot be carried out.
-    #[error("{0}")]
+    #[error("{}", escaped(.0))]
     Usage(String),
     /// A configuration that is not one, or whose values do not fit together.
-    #[error("config: {0}")]
+    #[error("config: {}", escaped(.0))]
     Config(String),
     /// Text that cannot be trained on.
-    #[error("data: {0}")]
+    #[error("data: {}", escaped(.0))]
     Data(String),
     /// A file of a checkpoint or model that is damaged or does not fit.
-    #[error("{}: {what}", path.display())]
+    #[error("{}: {}", name(path), escaped(what))]
     Checkpoint {
         /// The file or directory.
         path: PathBuf,
@@ -24,7 +27,7 @@ pub enum Error {
         what: String,
     },
     /// A file that cannot be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", name(path))]
     Io {
         /// The file.
         path: PathBuf,
@@ -32,7 +35,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A number that is not finite; the run stops before it spreads.
-    #[error("step {step}: {tensor} is not finite (last good checkpoint: {checkpoint})")]
+    #[error("step {step}: {} is not finite (last good checkpoint: {})", escaped(tensor), escaped(checkpoint))]
     NonFinite {
         /// The step.
         step: u64,
@@ -40,6 +43,24 @@ pub enum Error {
         tensor: String,
         /// Where to continue from.
         checkpoint: String,
+    },
+    /// A run that device or host cannot hold.
+    #[error(
+        "memory: {what} needs {}{}, {} may be used ({limit}); a smaller batch or model, more moe.chunks, or [activations] \
+         to recompute",
+        if *at_least { "at least " } else { "" }, gib(*needs), gib(*may_use)
+    )]
+    Memory {
+        /// The device or the host.
+        what: &'static str,
+        /// Bytes needed.
+        needs: u64,
+        /// Bytes that may be used.
+        may_use: u64,
+        /// What says so.
+        limit: &'static str,
+        /// Whether only the least was counted.
+        at_least: bool,
     },
     /// A failure of the library in a step of training, or right after it.
     #[error("step {step}: {source}")]
@@ -65,6 +86,15 @@ impl From<dropless_model::Error> for Error {
             other => Error::Usage(other.to_string()),
         }
     }
+}
+
+fn name(path: &Path) -> String {
+    escaped(&path.display().to_string()).to_string()
+}
+
+/// So many bytes.
+fn gib(bytes: u64) -> String {
+    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
 /// A result with the program's [`enum@Error`].

@@ -15,6 +15,8 @@ pub mod error;
 pub mod generate;
 pub mod metrics;
 pub mod options;
+mod output;
+pub mod progress;
 pub mod sample;
 pub mod schedule;
 pub mod source;

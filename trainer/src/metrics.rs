@@ -1,15 +1,16 @@
-//! What a run reports while it runs: `OUT/metrics.jsonl`, and a progress bar or plain lines.
+//! What a run reports while it runs, and its file of that, `OUT/metrics.jsonl`.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{IsTerminal, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use dropless_core::Timings;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+use crate::config::DataConfig;
 use crate::error::{Error, Result};
+use crate::train::{Validation, overall};
 
 /// Choices of an expert in a step, over all experts of all layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -38,8 +39,10 @@ impl Load {
 pub struct Record {
     /// The step, from 1.
     pub step: u64,
-    /// Mean loss, nats per token.
-    pub loss: f32,
+    /// Mean loss, nats per token; None in a step without targets.
+    pub loss: Option<f32>,
+    /// Tokens that were predicted.
+    pub targets: usize,
     /// Global gradient norm before clipping.
     pub grad_norm: f32,
     /// Learning rate.
@@ -48,8 +51,8 @@ pub struct Record {
     pub speed: Speed,
     /// Balance of the experts.
     pub expert_load: Load,
-    /// Validation loss, after steps that validate.
-    pub validation_loss: Option<f64>,
+    /// After steps that validate, what it came to for each set.
+    pub validation: Vec<Validation>,
 }
 
 /// The speed of a step.
@@ -107,8 +110,10 @@ impl From<Timings> for Seconds {
 #[derive(Serialize)]
 struct Line {
     step: u64,
-    loss: f32,
-    loss_bits: String,
+    loss: Option<f32>,
+    loss_bits: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<&'static str>,
     grad_norm: f32,
     lr: f32,
     step_s: f64,
@@ -123,14 +128,21 @@ struct Line {
     dropped: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     validation_loss: Option<f64>,
+    /// By the names of the sets, if they have names.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    validation_losses: BTreeMap<String, f64>,
 }
+
+/// Stands in the line of a step in which every target is masked.
+pub(crate) const NO_TARGETS: &str = "no token of the step has a target";
 
 impl Record {
     fn line(&self) -> String {
         let line = Line {
             step: self.step,
             loss: self.loss,
-            loss_bits: format!("{:08x}", self.loss.to_bits()),
+            loss_bits: self.loss.map(|loss| format!("{:08x}", loss.to_bits())),
+            warning: (self.targets == 0).then_some(NO_TARGETS),
             grad_norm: self.grad_norm,
             lr: self.lr,
             step_s: self.speed.step_s,
@@ -140,7 +152,11 @@ impl Record {
             timings: self.speed.timings.map(Seconds::from),
             expert_load: self.expert_load,
             dropped: 0,
-            validation_loss: self.validation_loss,
+            validation_loss: (!self.validation.is_empty()).then(|| overall(&self.validation)),
+            validation_losses: match &self.validation[..] {
+                [set] if set.name == DataConfig::VALIDATION => BTreeMap::new(),
+                sets => sets.iter().map(|set| (set.name.clone(), set.loss)).collect(),
+            },
         };
         serde_json::to_string(&line).unwrap_or_else(|e| unreachable!("plain numbers: {e}"))
     }
@@ -209,95 +225,22 @@ fn is_before(line: &str, done: u64) -> bool {
     line.ends_with('\n') && step.is_some_and(|step| step <= done)
 }
 
-/// A bar when the error output is a terminal; otherwise a line on the standard output every few steps.
-#[derive(Debug)]
-pub struct Progress {
-    bar: Option<ProgressBar>,
-    interval: u64,
-    steps: u64,
-}
-
-impl Progress {
-    /// For a run of `steps` steps of which `done` are done, with a plain line every `interval` steps.
-    pub fn new(steps: u64, done: u64, interval: u64) -> Progress {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(steps).with_position(done);
-            if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} eta {eta}") {
-                bar.set_style(style);
-            }
-            bar.reset_eta();
-            bar.enable_steady_tick(Duration::from_millis(500));
-            bar
-        });
-        Progress { bar, interval, steps }
-    }
-
-    /// Shows a step.
-    pub fn step(&self, record: &Record) {
-        let Load { min, mean, max } = record.expert_load;
-        let speed = &record.speed;
-        let mut numbers = format!(
-            "loss {:.4}  {:.3} s  {:.0} tokens/s  {:.3} TFLOP/s a rank",
-            record.loss,
-            speed.step_s,
-            speed.tokens_per_s(),
-            speed.tflops_per_rank()
-        );
-        if let Some(mfu) = speed.mfu() {
-            numbers += &format!("  MFU {:.1}%", 100.0 * mfu);
-        }
-        if let Some(Seconds { gemm_s, attention_s, dispatch_s, exposed_s }) = speed.timings.map(Seconds::from) {
-            numbers += &format!(
-                "  gemm {gemm_s:.3} s  attention {attention_s:.3} s  dispatch {dispatch_s:.3} s  exposed {exposed_s:.3} s"
-            );
-        }
-        numbers += &format!("  expert load {min}/{mean:.0}/{max}");
-        match &self.bar {
-            Some(bar) => {
-                bar.set_position(record.step);
-                bar.set_message(numbers);
-            }
-            None if record.step.is_multiple_of(self.interval) || record.step == self.steps => {
-                say(&format!("step {}/{}  {numbers}", record.step, self.steps));
-            }
-            None => {}
-        }
-    }
-
-    /// Shows a line that stays.
-    pub fn note(&self, line: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| say(line)),
-            None => say(line),
-        }
-    }
-
-    /// Ends the display.
-    pub fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish();
-        }
-    }
-}
-
-/// A line on the standard output. A closed one (`dropless train | head`) must not end a run.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn record(step: u64) -> Record {
         Record {
             step,
-            loss: 1.5,
+            loss: Some(1.5),
+            targets: 400,
             grad_norm: 0.25,
             lr: 1e-3,
             speed: Speed { step_s: 0.5, tokens: 500, flops_per_token: 1e9, ranks: 2, peak_flops: None, timings: None },
             expert_load: Load::of(&[3, 1, 2]),
-            validation_loss: None,
+            validation: Vec::new(),
         }
     }
 

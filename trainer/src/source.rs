@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use dropless_model::hf::{ModelDir, WeightFiles};
 
 use crate::checkpoint::Checkpoint;
-use crate::config::Config;
+use crate::config::{Config, Tokenizer};
+use crate::data::TOKENIZER;
 use crate::error::Result;
+use crate::output;
 
 /// A model with its weights.
 #[derive(Debug)]
@@ -27,7 +29,13 @@ impl Source {
     /// # Errors
     /// [`crate::Error::Config`], and [`crate::Error::Checkpoint`] for tensors that do not fit.
     pub fn of_checkpoint(checkpoint: &Checkpoint, overrides: &[String]) -> Result<Source> {
-        let config = checkpoint.state.config.with(overrides)?;
+        let mut config = checkpoint.state.config.clone();
+        let own = checkpoint.path.join(TOKENIZER);
+        if let Some(own) = own.to_str().filter(|_| own.is_file()) {
+            // What the run's tokenizer was lies beside the weights.
+            config.data.tokenizer = Tokenizer::File(own.to_owned());
+        }
+        let config = config.with(overrides)?;
         let (path, step) = (checkpoint.path.clone(), Some(checkpoint.state.step));
         Ok(Source { path, config, step, weights: checkpoint.mapped()? })
     }
@@ -38,7 +46,7 @@ impl Source {
     /// As [`ModelDir::open`] and [`Config::of_model`].
     pub fn of_directory(path: &Path, file: Option<&Path>, overrides: &[String]) -> Result<Source> {
         let dir = ModelDir::open(path)?;
-        dir.notes().iter().for_each(|note| eprintln!("{note}"));
+        dir.notes().iter().for_each(output::tell);
         let config = Config::of_model(&dir, file, overrides)?;
         Ok(Source { path: dir.path, config, step: None, weights: dir.weights })
     }

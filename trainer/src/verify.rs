@@ -7,14 +7,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use dropless_core::escape::escaped;
 use dropless_model::hf::TensorFiles;
+use dropless_model::words::count;
 
 use crate::error::Result;
-use crate::train::reference::Computed;
+use crate::train::reference::{Computed, GRADIENT};
 
 const OUTPUT_BOUND: f64 = 1e-5;
 const GRADIENT_BOUND: f64 = 1e-4;
-const GRADIENT: &str = "grad.";
 /// A gradient that is zero in exact arithmetic is rounding alone: at most so much of the norm of all gradients.
 const ROUNDING: f64 = 1e-6;
 /// The one tensor of a reference that is an input.
@@ -133,19 +134,20 @@ fn normalised_error(found: &[f32], reference: &[f32]) -> f64 {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
-        for row in &self.rows {
+        let names: Vec<String> = self.rows.iter().map(|row| escaped(&row.name).to_string()).collect();
+        let width = names.iter().map(String::len).max().unwrap_or(0);
+        for (row, name) in self.rows.iter().zip(&names) {
             let verdict = if row.passed() { "ok" } else { "FAILED" };
             match &row.outcome {
                 Outcome::Error(error) => {
-                    writeln!(f, "{:width$}  {error:.2e}  (at most {:.0e})  {verdict}", row.name, row.bound)?;
+                    writeln!(f, "{name:width$}  {error:.2e}  (at most {:.0e})  {verdict}", row.bound)?;
                 }
-                Outcome::Unlike(why) => writeln!(f, "{:width$}  {why}  {verdict}", row.name)?,
-                Outcome::Nothing(why) => writeln!(f, "{:width$}  not compared: {why}", row.name)?,
+                Outcome::Unlike(why) => writeln!(f, "{name:width$}  {why}  {verdict}")?,
+                Outcome::Nothing(why) => writeln!(f, "{name:width$}  not compared: {why}")?,
             }
         }
         let failed = self.rows.iter().filter(|row| !row.passed()).count();
-        write!(f, "{} tensors, {failed} past the bound", self.compared())?;
+        write!(f, "{}, {failed} past the bound", count(self.compared(), "tensor"))?;
         match self.rows.len() - self.compared() {
             0 => Ok(()),
             others => write!(f, ", {others} not compared"),

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use dropless::Config;
 use dropless::checkpoint::{Checkpoint, Save, Saved, State, digest, newest, remove_incomplete, save};
-use dropless::data::Position;
+use dropless::data::{Place, Position, TextRecord};
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::{Backend, Group};
 use dropless_model::hf::{NamedTensor, TensorFiles};
@@ -17,7 +17,10 @@ use tempfile::{TempDir, tempdir};
 
 fn state(step: u64) -> State {
     let overrides = ["train.seed=18446744073709551".into(), "train.learning_rate=0.1234567890123456".into()];
-    State { step, position: Position { epoch: 3, index: 17 }, config: Config::load(None, &overrides).unwrap() }
+    let place = Place { epoch: 3, index: 17, taken: 117 };
+    let text = TextRecord { train: "a".repeat(64), ..TextRecord::default() };
+    let config = Config::load(None, &overrides).unwrap();
+    State { step, position: Position { sources: vec![place] }, text, config }
 }
 
 /// One rank.

@@ -108,8 +108,8 @@ fn command_lines_that_are_none() {
     refused(&["generate"], &["--prompt"]);
     refused(&["generate", "--prompt", "a", "--temperature=-1"], &["--temperature is -1"]);
     refused(&["generate", "--prompt", "a", "--top-p", "1.5"], &["--top-p is 1.5"]);
-    refused(&["generate", "--prompt", "a", "--ranks", "2"], &["--ranks is 2", "one rank"]);
-    refused(&["generate", "--prompt", "a", "--expert-parallel", "2"], &["--expert-parallel is 2", "one rank"]);
+    refused(&["generate", "--prompt", "a", "--ranks", "2"], &["unexpected argument '--ranks'"]);
+    refused(&["generate", "--prompt", "a", "--expert-parallel", "2"], &["unexpected argument '--expert-parallel'"]);
     refused(&["eval"], &["no run in out/"]);
     refused(&["train", "--resume"], &["no run in out/"]);
     refused(&["train", "--resume", "--out", "absent"], &["--out absent"]);
@@ -218,7 +218,8 @@ fn b240_text_that_is_not_there_or_too_short() {
     assert_refused(&with("empty.txt"), &["training text is empty"]);
     assert_refused(&with("short.txt"), &["training text has 10 tokens", "needs 17"]);
     fs::write(dir.path().join("short.txt"), "long enough to train on").unwrap();
-    assert_refused(&with("short.txt"), &["validation text has 3 tokens", "needs 17"]);
+    let set = ["--set", "data.train=[\"short.txt\"]", "--set", "data.validation_fraction=0.01"];
+    assert_refused(&train(dir.path(), &set), &["validation text is empty", "nothing to predict"]);
 }
 
 #[test]
@@ -451,4 +452,117 @@ fn verify_passes_the_reference_and_fails_a_model_that_is_not_it() {
     assert!(text(&output.stdout).contains("FAILED"));
     fs::write(dir.path().join("config.json"), "{\"model_type\": \"llama\"}").unwrap();
     assert_refused(&dropless(dir.path(), &["verify", "."]), &["config.json", "llama", "deepseek_v3"]);
+    fs::write(dir.path().join("config.json"), r#"{"model_type": "two\nlines"}"#).unwrap();
+    assert_refused(&dropless(dir.path(), &["verify", "."]), &["config.json", r"two\nlines"]);
+}
+
+/// A run whose standard output and error are like that, in `dir/run`.
+#[cfg(unix)]
+fn train_into(dir: &Path, arguments: &[&str], stdout: Stdio, stderr: Stdio) -> std::process::Child {
+    Command::new(env!("CARGO_BIN_EXE_dropless"))
+        .args([&["train", "--out", "run"], arguments].concat())
+        .current_dir(dir)
+        .stdout(stdout)
+        .stderr(stderr)
+        .spawn()
+        .unwrap()
+}
+
+/// The exit code; the process is ended if it has none within a minute.
+#[cfg(unix)]
+fn code_in_time(child: &mut std::process::Child) -> Option<i32> {
+    let started = std::time::Instant::now();
+    while child.try_wait().unwrap().is_none() && started.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap().code()
+}
+
+/// Full, closed and never read: what the program has to say is lost, and nothing else.
+#[cfg(unix)]
+#[test]
+fn f05_no_output_ends_or_holds_a_run() {
+    let dir = workplace();
+    let whole = uninterrupted(dir.path(), "3");
+    let full = || Stdio::from(fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+    let closed = || Stdio::from(std::io::pipe().unwrap().1);
+    // A pipe that is full already, and its other end, which nobody reads.
+    let unread = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut clone = writer.try_clone().unwrap();
+        std::thread::spawn(move || std::io::Write::write_all(&mut clone, &vec![b'x'; 4 << 20]));
+        std::thread::sleep(Duration::from_millis(100));
+        (Stdio::from(writer), reader)
+    };
+    let ends = |stdout: Stdio, stderr: Stdio, how: &str| {
+        let run = dir.path().join("run");
+        let _ = fs::remove_dir_all(&run);
+        assert_done(&train(dir.path(), &["--steps", "2"]));
+        // There is something to say of it on the error output.
+        let damaged = checkpoint(dir.path(), 2).join("state.json");
+        fs::write(damaged, "{").unwrap();
+        let code = code_in_time(&mut train_into(dir.path(), &["--resume", "--steps", "3"], stdout, stderr));
+        assert_eq!(code, Some(0), "{how}");
+        let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+        assert!(metrics.lines().last().unwrap().contains(&whole), "{how}: {metrics}");
+        let refused = ["tiny.toml", "--resume", "--set", "bogus=1"];
+        code_in_time(&mut train_into(dir.path(), &refused, full(), closed()))
+    };
+    assert_eq!(ends(full(), full(), "full"), Some(2));
+    assert_eq!(ends(closed(), closed(), "closed"), Some(2));
+    let ((stdout, _out), (stderr, _err)) = (unread(), unread());
+    assert_eq!(ends(stdout, stderr, "never read"), Some(2));
+    let (stderr, _err) = unread();
+    let refused = ["tiny.toml", "--resume", "--set", "bogus=1"];
+    assert_eq!(code_in_time(&mut train_into(dir.path(), &refused, full(), stderr)), Some(2));
+}
+
+#[test]
+fn f14_f19_one_value_in_a_set_and_no_control_characters_in_messages() {
+    let dir = workplace();
+    let refused = |arguments: &[&str], words: &[&str]| {
+        let output = train(dir.path(), arguments);
+        assert_refused(&output, words);
+        assert!(!output.stderr.contains(&0x1b), "{output:?}");
+    };
+    refused(&["--set", "train.steps=5\ntrain.seed=77"], &["train.steps=5\\ntrain.seed=77", "expected one value"]);
+    refused(&["--set", &format!("{}b=1", "a.".repeat(50_000))], &["50001 parts"]);
+    refused(&["--set", "train.recipe=\u{1b}]0;title\u{7}"], &["\\u{1b}]0;title\\u{7}"]);
+    refused(&["--steps", "3\u{1b}[2J\nUsage: x"], &["3\\u{1b}[2J\\nUsage: x", "expected a whole number"]);
+    refused(&["--set", "data.train=[\"no\\n\\u001bfile\"]"], &["no\\n\\u{1b}file"]);
+}
+
+#[test]
+fn f25_a_warning_comes_before_the_first_step() {
+    let dir = workplace();
+    let set = ["--set", "model.num_experts_per_tok=1", "--set", "train.aux_loss_coefficient=0.0"];
+    let output = train(dir.path(), &set);
+    assert_done(&output);
+    assert!(notes(&output)[0].starts_with("warning: the gradient of every router is 0"), "{:?}", notes(&output));
+}
+
+#[test]
+fn f29_words() {
+    let dir = workplace();
+    let refused = |arguments: &[&str], words: &[&str]| assert_refused(&dropless(dir.path(), arguments), words);
+    refused(&["train", "--seed", "3"], &["--set train.seed=3"]);
+    refused(&["train", "--learning-rate=1e-3"], &["--set train.learning_rate=1e-3"]);
+    refused(&["bisect", "--backend", "wgpu", "--recipe", "mxfp8"], &["--set train.recipe=mxfp8"]);
+    refused(&["train", "--stepz", "3"], &["--steps"]);
+    refused(&["train", "--steps", "many"], &["'many'", "expected a whole number"]);
+    // Options are there where they work.
+    for (command, absent) in [
+        ("generate", &["--ranks", "--expert-parallel", "--exchange", "--timeout"][..]),
+        ("bisect", &["--exchange", "--timeout"]),
+    ] {
+        let help = assert_done(&dropless(dir.path(), &[command, "--help"]));
+        assert!(help.contains("--backend"), "{help}");
+        assert_eq!(absent.iter().find(|option| help.contains(**option)), None, "{command}");
+    }
+    let printed = assert_done(&train(dir.path(), &[]));
+    assert!(printed.contains("host on 1 rank: "), "{printed}");
+    assert!(printed.lines().all(|line| !line.starts_with("step ") || line.len() <= 80), "{printed}");
+    assert!(printed.contains("expert load ") && printed.contains(", mean 32"), "{printed}");
+    assert!(printed.contains("peak memory of the process ") && printed.contains(" MiB\n"), "{printed}");
 }

@@ -233,6 +233,11 @@ fn an_architecture_that_is_not_supported_is_named() {
     let text = std::fs::read_to_string(format!("{REFERENCE}/deepseek_v3_a/config.json")).unwrap();
     for (from, to, words) in [
         ("\"model_type\": \"deepseek_v3\"", "\"model_type\": \"llama\"", ["llama", "deepseek_v3, qwen3_moe, mixtral"]),
+        (
+            "\"model_type\": \"deepseek_v3\"",
+            "\"model_type\": 3",
+            ["model_type is 3", "deepseek_v3, qwen3_moe, mixtral"],
+        ),
         ("\"attention_bias\": false", "\"attention_bias\": true", ["attention_bias", "true"]),
         ("\"hidden_size\": 64,", "", ["hidden_size", "missing"]),
         ("\"rope_type\": \"default\"", "\"rope_type\": \"dynamic\"", ["rope_parameters", "dynamic"]),
@@ -543,4 +548,137 @@ fn a_key_that_a_family_does_not_have_is_refused_with_the_familys_name() {
     assert_names(&refusal(1, &["model.family=3"]), &["family is 3", "deepseek_v3"]);
     let unbalanced = refusal(1, &["model.family=mixtral", "train.bias_update_rate=0.1"]);
     assert_names(&unbalanced, &["bias_update_rate", "mixtral", "aux_loss_coefficient"]);
+}
+
+#[test]
+fn f14_one_value_in_a_set() {
+    for set in [
+        "train.steps=5\ntrain.seed=77",
+        "train.steps=5\n[model]",
+        "train.steps=5\nvalue=6",
+        "data.train=a\nb",
+        "train.steps=5\r\nx=1",
+    ] {
+        assert_names(&refusal(1, &[set]), &["expected one value"]);
+    }
+    let several = load(&["data.train=[\"a\",\n \"b\",\n]\n", "train.steps=5 # five"]).unwrap();
+    assert_eq!((several.data.train, several.train.steps), (vec!["a".to_owned(), "b".to_owned()], 5));
+}
+
+/// On a thread with as much stack as the program's first one has.
+#[test]
+fn f14_tables_in_tables_without_end_are_refused() {
+    let dots = "a.".repeat(100_000);
+    let brackets = format!("train.steps={}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let refused = move || {
+        assert_names(&refusal(1, &[&format!("{dots}b=1")]), &["100001 parts"]);
+        for set in [format!("train={{{dots}b = 1}}"), brackets] {
+            refusal(1, &[&set]);
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep.toml");
+        for text in [format!("{dots}b = 1"), format!("[{dots}b]\n"), format!("a = {}1", "{a=".repeat(100_000))] {
+            std::fs::write(&path, text).unwrap();
+            let message = Config::load(Some(&path), &[]).unwrap_err().to_string();
+            assert_names(&message, &["deep.toml:1"]);
+        }
+    };
+    std::thread::Builder::new().stack_size(8 << 20).spawn(refused).unwrap().join().unwrap();
+}
+
+/// Every key that becomes an f32.
+#[test]
+fn f11_numbers_that_round_away_are_refused_with_the_nearest_usable_value() {
+    for (set, words) in [
+        ("train.beta2=0.99999999", &["train.beta2 is 0.99999999, which is 1 in f32", "usable value is 0.99999994"][..]),
+        ("train.beta1=0.99999999", &["train.beta1 is 0.99999999", "usable value is 0.99999994"]),
+        ("train.max_grad_norm=1e-50", &["train.max_grad_norm is 1e-50, which is 0 in f32", "value is 1.1754944e-38"]),
+        ("train.eps=1e-50", &["train.eps is 1e-50", "more than 0", "value is 1.1754944e-38"]),
+        ("train.learning_rate=1e-50", &["train.learning_rate is 1e-50"]),
+        ("train.min_learning_rate=1e-50", &["train.min_learning_rate is 1e-50"]),
+        ("train.weight_decay=1e-50", &["train.weight_decay is 1e-50"]),
+        ("train.bias_update_rate=1e-50", &["train.bias_update_rate is 1e-50"]),
+        // Divided among the sequences and the tokens of a step before they become f32.
+        ("train.aux_loss_coefficient=2e-38", &["train.aux_loss_coefficient is 2e-38", "value is 1.880791e-37"]),
+        ("train.mtp_loss_coefficient=2e-38", &["train.mtp_loss_coefficient is 2e-38"]),
+        ("model.rms_norm_eps=1e-50", &["model.rms_norm_eps is 1e-50"]),
+        ("model.rope_theta=1.0", &["model.rope_theta is 1.0", "value is 1.0000001"]),
+        ("model.rope_theta=1.00000001", &["model.rope_theta is 1.00000001, which is 1 in f32"]),
+        ("model.routed_scaling_factor=0.0", &["model.routed_scaling_factor is 0.0", "more than 0"]),
+        ("model.initializer_range=1e-50", &["model.initializer_range is 1e-50"]),
+        (
+            "model.rope_scaling={type=\"yarn\", factor=2.0, original_max_position_embeddings=64, attention_factor=1e-50}",
+            &["model.rope_scaling.attention_factor is 1e-50"],
+        ),
+    ] {
+        assert_names(&refusal(1, &[set]), words);
+    }
+    let initial = load(&["model.initializer_range=0.0"]).unwrap().check_initial().unwrap_err().to_string();
+    assert_names(&initial, &["model.initializer_range is 0.0", "more than 0"]);
+    for zero in ["max_grad_norm", "beta1", "beta2", "weight_decay", "bias_update_rate", "aux_loss_coefficient"] {
+        load(&[&format!("train.{zero}=0.0")]).unwrap().check(1, 1).unwrap();
+    }
+}
+
+#[test]
+fn f19_names_and_values_in_messages_are_escaped() {
+    assert_names(&refusal(1, &["train.recipe=\u{1b}[2Jred"]), &["\\u{1b}[2Jred"]);
+    assert_names(&refusal(1, &["train.a\n\u{9b}b=1"]), &["train.a\\n\\u{9b}b"]);
+    assert_names(&refusal(1, &["data.train=[\"a\\u202Eb\\u0007\"]", "train.steps=\"\\u0007\""]), &["\\u{7}"]);
+    let error = Config::load(Some("no\nsuch\u{1b}file".as_ref()), &[]).unwrap_err().to_string();
+    assert_names(&error, &["no\\nsuch\\u{1b}file"]);
+}
+
+#[test]
+fn f25_a_router_that_learns_nothing_is_warned_of() {
+    let warnings = |set: &[&str]| load(&[&["model.num_experts_per_tok=1"], set].concat()).unwrap().warnings();
+    let [warning] = &warnings(&["train.aux_loss_coefficient=0.0"])[..] else { panic!("no warning") };
+    assert_names(
+        warning,
+        &["warning: the gradient of every router is 0", "num_experts_per_tok is 1", "norm_topk_prob"],
+    );
+    assert_eq!(warnings(&["train.aux_loss_coefficient=1e-4"]), [""; 0]);
+    assert_eq!(warnings(&["train.aux_loss_coefficient=0.0", "model.norm_topk_prob=false"]), [""; 0]);
+    let mixtral = ["model.family=mixtral", "train.aux_loss_coefficient=0.0"];
+    assert_names(&warnings(&mixtral)[0], &["this family divides"]);
+    assert_eq!(load(&["train.aux_loss_coefficient=0.0"]).unwrap().warnings(), [""; 0]);
+}
+
+#[test]
+fn f29_types_of_programs_are_in_no_message() {
+    for (set, words) in [
+        ("train.steps=often", "expected a whole number"),
+        ("train.steps=-1", "expected a whole number, not negative"),
+        ("train.steps=1.5", "number `1.5`, expected a whole number"),
+        ("train.beta1=\"x\"", "expected a number"),
+        ("data.train=5", "expected a list"),
+        ("train=5", "expected a section of keys"),
+        ("model.hidden_size=\"x\"", "expected a whole number"),
+        ("model.norm_topk_prob=3", "expected true or false"),
+        ("model.rope_theta=\"x\"", "expected a number"),
+    ] {
+        let message = refusal(1, &[set]);
+        assert_names(&message, &[words]);
+        for name in ["u64", "usize", "f64", "struct", "boolean", "floating"] {
+            assert!(!message.contains(name), "{message}");
+        }
+    }
+}
+
+#[test]
+fn a_model_without_experts_has_nothing_to_balance() {
+    let dense = load(&["model.num_hidden_layers=2", "model.first_k_dense_replace=2"]).unwrap();
+    assert!(dense.train.bias_update_rate > 0.0 && dense.model.architecture().moe().is_none());
+    dense.check(1, 1).unwrap();
+}
+
+#[test]
+fn deepseek_v3_has_two_names_for_experts_and_modules() {
+    let other = json!({"num_local_experts": 8, "num_mtp_layers": 1, "n_routed_experts": null,
+        "num_nextn_predict_layers": null});
+    let rope = json!({"rope_theta": 1e4});
+    let expected = changed("deepseek_v3_a", rope.clone()).unwrap();
+    assert_eq!(changed("deepseek_v3_a", and(&rope, other)).unwrap(), expected);
+    let both = changed("deepseek_v3_a", json!({"num_local_experts": 4})).unwrap_err().to_string();
+    assert_names(&both, &["n_routed_experts is 4, but 8 in another spelling"]);
 }

@@ -4,14 +4,19 @@
 
 use std::sync::Arc;
 
-use dropless::data::{Batch, Corpus, END, Position, Stream, validation};
+use dropless::data::{Batch, Corpus, END, Mixture, Place, Position, Stream, Texts, validation};
 use dropless::{Config, Error};
 use dropless_core::Error as CoreError;
 use dropless_core::ops::NONE;
 
 /// One document of the ids 0.. whose stream, end token included, has `tokens` tokens.
-fn counting(tokens: u32) -> Arc<Corpus> {
-    Arc::new(Corpus::from_ids(&[(0..tokens - 1).collect()], 999, 1000).unwrap())
+fn counted(tokens: u32) -> Corpus {
+    Corpus::from_ids(&[(0..tokens - 1).collect()], 999, 1000).unwrap()
+}
+
+/// The same as the one source of a run.
+fn counting(tokens: u32) -> Arc<Mixture> {
+    Arc::new(counted(tokens).into())
 }
 
 /// The first ids of the next `n` sequences.
@@ -36,11 +41,11 @@ fn b243_packed_documents_restart_positions_and_see_only_themselves() {
 fn b240_short_texts_are_refused_and_no_window_passes_the_end() {
     let sequence = 8;
     let stream = |tokens| Stream::new(counting(tokens), sequence, 1, Position::default());
-    for tokens in [1, 5, 8] {
+    for (tokens, has) in [(1, "has 1 token,"), (5, "has 5 tokens,"), (8, "has 8 tokens,")] {
         let message = stream(tokens).unwrap_err().to_string();
-        assert!(message.contains(&format!("has {tokens} tokens")) && message.contains("needs 9"), "{message}");
+        assert!(message.contains(has) && message.contains("needs 9"), "{message}");
     }
-    let empty = Arc::new(Corpus::from_bytes([]));
+    let empty = Arc::new(Corpus::from_bytes([]).into());
     assert!(Stream::new(empty, sequence, 1, Position::default()).unwrap_err().to_string().contains("is empty"));
     assert_eq!(firsts(&mut stream(9).unwrap(), 20), [0; 20], "9 tokens have one window");
     let mut seen = firsts(&mut stream(10).unwrap(), 50);
@@ -80,7 +85,7 @@ fn b190_each_epoch_sees_each_window_once_in_an_order_of_its_own() {
     let mut orders = Vec::new();
     for epoch in 0..3 {
         let mut order = Vec::new();
-        while stream.position().epoch == epoch {
+        while stream.position().sources[0].epoch == epoch {
             order.extend(firsts(&mut stream, 1));
         }
         let phase = *order.iter().min().unwrap();
@@ -103,7 +108,8 @@ fn another_seed_is_another_order() {
 
 #[test]
 fn a_position_outside_the_text_is_refused() {
-    let message = Stream::new(counting(42), 4, 7, Position { epoch: 0, index: 11 }).unwrap_err().to_string();
+    let position = Position { sources: vec![Place { epoch: 0, index: 11, taken: 11 }] };
+    let message = Stream::new(counting(42), 4, 7, position).unwrap_err().to_string();
     assert!(message.contains("sequence 11 of epoch 0"), "{message}");
 }
 
@@ -123,21 +129,30 @@ fn b190_ranks_share_a_batch_without_overlap_whatever_their_number() {
 
 #[test]
 fn validation_covers_the_text_once_and_pads_without_counting() {
-    let corpus = counting(42);
+    let corpus = counted(42);
     let batches: Vec<Batch> = validation(&corpus, 4, 3).unwrap().map(Result::unwrap).collect();
     assert_eq!(batches.len(), 4);
     assert!(batches.iter().all(|b| b.sequences() == 3 && b.ids.len() == 12));
     let targets: Vec<u32> = batches.iter().flat_map(|b| b.targets.iter().copied()).filter(|&t| t != NONE).collect();
-    assert_eq!(targets, (1..41).collect::<Vec<u32>>());
+    assert_eq!(targets, (1..41).chain([999]).collect::<Vec<u32>>());
     assert_eq!(batches.iter().map(|b| b.valid).sum::<usize>(), targets.len());
-    assert_eq!(batches[3].start[4..8], [0, 1, 2, 3]);
+    // The last of eleven windows has the last id alone, and the twelfth is there to fill the batch.
+    assert_eq!(batches[3].start[4..12], [0, 0, 2, 3, 0, 1, 2, 3]);
+    assert_eq!(batches[3].ids[4..12], [40, 999, 0, 0, 0, 0, 0, 0]);
 }
 
 /// The texts of a configuration with these patterns.
 fn load(train: &[&str], validation: &[&str]) -> dropless::Result<(Corpus, Corpus)> {
     let mut overrides = vec!["data.validation_fraction=0.25".to_owned(), "train.sequence_length=2".to_owned()];
     overrides.extend([format!("data.train={train:?}"), format!("data.validation={validation:?}")]);
-    Corpus::load(&Config::load(None, &overrides).unwrap())
+    split(&Config::load(None, &overrides).unwrap())
+}
+
+/// The one source and the one validation set of a configuration.
+fn split(config: &Config) -> dropless::Result<(Corpus, Corpus)> {
+    let mut texts = Texts::load(config)?;
+    assert_eq!((texts.train.sources().len(), texts.validation.len()), (1, 1));
+    Ok((texts.train.sources()[0].clone(), texts.validation.remove(0).1))
 }
 
 #[test]
@@ -181,10 +196,11 @@ fn the_embedded_text_is_what_its_readme_says() {
 fn the_embedded_documents_are_the_text_cut_at_blank_lines() {
     let config = Config::load(None, &["data.validation_fraction=0.1".to_owned()]).unwrap();
     let documents = |corpus: &Corpus| -> Vec<Vec<u8>> {
-        let tokens = corpus.tokens().strip_suffix(&[END]).unwrap();
+        let tokens = corpus.tokens();
+        let tokens = tokens.strip_suffix(&[END]).unwrap();
         tokens.split(|&t| t == END).map(|ids| ids.iter().map(|&id| u8::try_from(id).unwrap()).collect()).collect()
     };
-    let (train, validation) = Corpus::load(&config).unwrap();
+    let (train, validation) = split(&config).unwrap();
     let (train, validation) = (documents(&train), documents(&validation));
     assert_eq!(train.len(), validation.len());
     let whole: Vec<Vec<u8>> = train.into_iter().zip(validation).map(|(text, aside)| [text, aside].concat()).collect();
@@ -211,5 +227,5 @@ fn a_batch_that_no_memory_holds_is_an_error() {
         assert!(matches!(refused, Error::Core(CoreError::Capacity { op: "batch", .. })), "{refused}");
         assert!(refused.to_string().contains("train.batch_size"), "{refused}");
     }
-    assert_eq!(stream.position(), Position::default(), "nothing was taken");
+    assert_eq!(stream.position().sources, [Place::default()], "nothing was taken");
 }

@@ -5,7 +5,7 @@ use dropless::Config;
 
 fn of(set: &[&str]) -> f64 {
     let config = Config::load(None, &set.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>()).unwrap();
-    config.model.architecture().flops_per_token(config.train.sequence_length)
+    config.model.architecture().flops_per_token(config.train.sequence_length as f64 / 2.0)
 }
 
 #[test]

@@ -10,7 +10,7 @@ use dropless::source::Source;
 use dropless::train;
 
 /// Longer than the context of 32 tokens with its continuation, and shorter.
-const PROMPTS: [&[u8]; 3] = [b"A prompt of thirty-one bytes ...", b"b", b"of eleven b"];
+const PROMPTS: [&str; 3] = ["A prompt of thirty-one bytes ...", "b", "of eleven b"];
 const TOKENS: usize = 24;
 
 fn generator(family: &str) -> (tempfile::TempDir, Generator) {
@@ -37,17 +37,23 @@ fn texts_are_those_of_single_prompts_and_of_whole_passes() {
     let sampling = Sampling { seed: 5, temperature: 1.0, top_p: 1.0 };
     for family in ["deepseek_v3", "qwen3_moe", "mixtral"] {
         let (_dir, generator) = generator(family);
-        let together = generator.continue_texts(&PROMPTS, TOKENS, &sampling, |_, _| {}).unwrap();
-        for (prompt, text) in PROMPTS.iter().zip(&together) {
-            let alone = generator.continue_texts(&[prompt], TOKENS, &sampling, |_, _| {}).unwrap();
+        let prompts = PROMPTS.map(|prompt| generator.tokenizer().encode(prompt).unwrap());
+        let all = prompts.each_ref().map(Vec::as_slice);
+        let together = generator.continue_ids(&all, TOKENS, &sampling, |_, _| Ok(())).unwrap();
+        for (prompt, text) in all.into_iter().zip(&together) {
+            let alone = generator.continue_ids(&[prompt], TOKENS, &sampling, |_, _| Ok(())).unwrap();
             assert_eq!(alone.concat(), *text, "{family}");
             // A cache that is asked for one token has seen nothing before.
             let mut whole = prompt.to_vec();
             for position in 0..text.len() {
-                whole.push(generator.next_byte(&whole, position as u64, &sampling).unwrap().unwrap());
+                whole.push(generator.next_id(&whole, position as u64, &sampling).unwrap().unwrap());
             }
             assert_eq!(whole[prompt.len()..], text[..], "{family}");
         }
         assert!(together.iter().any(|text| text.len() > 8), "{family}: {together:?}");
+        // Of a model that knows nothing most bytes are no text; what is shown as it grows is, and is all there is.
+        let mut shown = [const { String::new() }; 3];
+        let texts = generator.continue_texts(&PROMPTS, TOKENS, &sampling, |prompt, text| shown[prompt] += text);
+        assert_eq!(texts.unwrap(), shown, "{family}");
     }
 }

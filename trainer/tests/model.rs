@@ -58,6 +58,7 @@ fn what_this_program_wrote_has_the_logits_that_another_framework_found_in_it() {
         let compared =
             |name: &str| report.rows.iter().any(|row| row.name == name && matches!(row.outcome, Outcome::Error(_)));
         assert!(compared("logits.f32") && compared("loss.f32") && report.passed(), "{}\n{report}", dir.display());
+        assert_eq!(report.rows.len(), 2, "no gradient is computed that nothing is compared with\n{report}");
     }
 }
 
@@ -141,13 +142,13 @@ fn b095_evaluation_counts_nothing_and_leaves_no_gradient() {
 }
 
 #[test]
-fn b127_every_micro_step_adds_to_the_gradients_until_they_are_cleared() {
+fn b127_every_micro_batch_adds_to_the_gradients_until_they_are_cleared() {
     let small = Small::new(&[]);
     let tokens = Tokens::new(small.backend(), 1, 16, 1).unwrap();
     let model = small.model(&tokens);
-    let after = |micro_steps: &[u32]| {
+    let after = |micro_batches: &[u32]| {
         model.clear_gradients(small.backend()).unwrap();
-        for &sequence in micro_steps {
+        for &sequence in micro_batches {
             model.step(small.backend(), &tokens, &small.inputs(&[sequence], 1.0)).unwrap();
         }
         small.gradients(&model)
@@ -180,7 +181,7 @@ fn b189_the_shared_expert_is_one_mlp_of_the_whole_width() {
 }
 
 #[test]
-fn b112_the_auxiliary_loss_does_not_grow_with_the_number_of_micro_steps() {
+fn b112_the_auxiliary_loss_does_not_grow_with_the_number_of_micro_batches() {
     let gradient = |batch: usize| {
         let small = Small::new(&[&format!("train.batch_size={batch}"), "train.aux_loss_coefficient=0.01"]);
         let tokens = Tokens::new(small.backend(), 1, 16, 1).unwrap();

@@ -11,7 +11,8 @@ const SYSTEM: &[&str] =
     &["std::os::", "rustix", "libc::", "nix::", "signal_hook", "windows_sys", "\"/proc", "\"/dev", "\"/sys", "\"/tmp"];
 
 /// Where it may stand, behind `cfg`.
-const SYSTEM_FILES: &[&str] = &["trainer/src/system/linux.rs", "trainer/src/system/unix.rs"];
+const SYSTEM_FILES: &[&str] =
+    &["trainer/src/system/cgroup.rs", "trainer/src/system/linux.rs", "trainer/src/system/unix.rs"];
 
 /// The backends that a build may leave out, each with the one file that names it.
 const BACKENDS: &[(&str, &str)] =
@@ -51,6 +52,40 @@ fn calls_of_one_system_stand_in_modules_of_their_own() {
     let sources = sources(&["core/src", "model/src", "backend-wgpu/src", "trainer/src"]);
     assert!(sources.len() > 100, "{} files", sources.len());
     assert_eq!(with(&sources, SYSTEM), SYSTEM_FILES.iter().map(|&name| name.to_owned()).collect());
+}
+
+/// What writes to the standard output or error.
+const PRINTS: &[&str] = &[
+    "print!(",
+    "println!(",
+    "eprint!(",
+    "eprintln!(",
+    "dbg!(",
+    "io::stdout()",
+    "io::stderr()",
+    "stdout()",
+    "stderr()",
+];
+
+/// Where it may stand: each of these neither panics nor holds the program. The terminal's size is no output.
+const PRINTING_FILES: &[&str] =
+    &["backend-cuda/src/comm/watchdog.rs", "trainer/src/output.rs", "trainer/src/system/unix.rs"];
+
+#[test]
+fn f05_one_module_of_the_program_prints() {
+    let sources = sources(&["core/src", "model/src", "backend-cuda/src", "backend-wgpu/src", "trainer/src"]);
+    // Files that are compiled into tests only.
+    let tests: Vec<String> = sources
+        .iter()
+        .flat_map(|(_, text)| text.split("#[cfg(test)]\nmod ").skip(1))
+        .filter_map(|rest| rest.split_once(';').map(|(name, _)| format!("/{name}.rs")))
+        .collect();
+    let program: Vec<(String, String)> = sources
+        .into_iter()
+        .filter(|(name, _)| !tests.iter().any(|test| name.ends_with(test)))
+        .map(|(name, text)| (name, text.split("#[cfg(test)]\nmod ").next().unwrap_or_default().to_owned()))
+        .collect();
+    assert_eq!(with(&program, PRINTS), PRINTING_FILES.iter().map(|&name| name.to_owned()).collect());
 }
 
 #[test]

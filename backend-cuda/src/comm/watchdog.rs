@@ -8,7 +8,7 @@
 //!
 //! Nothing else ends an exchange that waits: its kernels have no limit of their own.
 
-use std::io;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ const POLL: Duration = Duration::from_millis(20);
 const GRACE: Duration = Duration::from_secs(10);
 /// How long a process that is ended has for that: on its way out it asks the driver, which may not answer there either.
 const EXIT: Duration = Duration::from_secs(1);
+/// How long the reason may take to be printed.
+const SAY: Duration = Duration::from_secs(1);
 /// How often the ranks ask each other whether they are there, at the least: once in this time, and this often in the
 /// time after which their silence is a failure.
 const ASK: (Duration, u32) = (Duration::from_secs(1), 10);
@@ -119,6 +121,16 @@ impl Drop for Watchdog {
     }
 }
 
+/// Prints to the standard error, which may be closed or full, or have no reader: that ends nothing and holds nothing.
+fn say(line: String) {
+    let (done, said) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = io::stderr().write_all(line.as_bytes());
+        let _ = done.send(());
+    });
+    let _ = said.recv_timeout(SAY);
+}
+
 /// An exchange of a group that has begun and has not ended.
 struct Pending {
     number: u32,
@@ -142,11 +154,11 @@ impl Shared {
             std::thread::spawn(move || group.break_off());
         }
         if !self.settled_within(self.grace) {
-            eprintln!("error: {}", Error::Collective { rank: self.rank, op: "all_to_all", what: why });
             std::thread::spawn(|| {
-                std::thread::sleep(EXIT);
+                std::thread::sleep(SAY + EXIT);
                 std::process::abort();
             });
+            say(format!("error: {}\n", Error::Collective { rank: self.rank, op: "all_to_all", what: why }));
             std::process::exit(1);
         }
     }
@@ -451,6 +463,10 @@ mod tests {
                 // SAFETY: the function may be called at any time.
                 assert_eq!(unsafe { atexit(sleep_long) }, 0);
             }
+            if stuck == "full" {
+                // Until nothing more fits, and for ever: the lock of the stream is held, too.
+                std::thread::spawn(|| io::stderr().write_all(&vec![b'x'; 64 << 20]));
+            }
             on_two_ranks(Duration::from_millis(600), |rank, fake, _, _| {
                 fake.begun.store(u32::from(rank == 0), Ordering::Relaxed);
                 std::thread::sleep(LONG);
@@ -475,5 +491,29 @@ mod tests {
             let line = "exchange 1 of the fake has not ended within 300ms";
             assert!(errors.contains("error: rank ") && errors.contains(line), "{errors}");
         }
+    }
+
+    #[test]
+    fn f05_a_process_that_does_not_react_is_ended_whoever_reads_its_errors() {
+        let started = Instant::now();
+        let (nobody_reads, errors) = io::pipe().unwrap();
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "comm::watchdog::tests::process_that_does_not_react", "--nocapture"])
+            .env("DROPLESS_TEST_STUCK", "full")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(errors)
+            .spawn()
+            .unwrap();
+        let ended = loop {
+            match process.try_wait().unwrap() {
+                None if started.elapsed() < Duration::from_secs(10) => std::thread::sleep(POLL),
+                ended => break ended,
+            }
+        };
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert_eq!(ended.and_then(|status| status.code()), Some(1));
+        drop(nobody_reads);
     }
 }

@@ -61,9 +61,11 @@ impl Simd {
 pub(super) fn with<R>(simd: Simd, body: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
     {
+        // What was found is remembered, so this is a few loads.
+        assert!(simd.available(), "this machine has no {simd:?} instructions");
         match simd {
             Simd::Plain => body(),
-            // SAFETY: `Host::new` refuses a level that this machine lacks, and nothing else makes a level to pass here.
+            // SAFETY: they are available.
             Simd::Avx2 => unsafe { avx2(body) },
             // SAFETY: as above.
             Simd::Avx512 => unsafe { avx512(body) },

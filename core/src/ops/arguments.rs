@@ -407,8 +407,21 @@ mod tests {
 
     /// An op of one backend over tensors of another.
     fn adamw<'a>(t: &'a [Tensor]) -> Map<'a> {
-        let [grad, clip, step, param, m, v, half] = [0, 1, 2, 3, 4, 5, 6].map(|i| &t[i]);
-        AdamW { grad, clip, step, beta1: 0.0, beta2: 0.0, eps: 1.0, decay: 0.0, param, m, v, half: Some(half) }.into()
+        let [grad, clip, step, param, m, v, param_bf16] = [0, 1, 2, 3, 4, 5, 6].map(|i| &t[i]);
+        AdamW {
+            grad,
+            clip,
+            step,
+            beta1: 0.0,
+            beta2: 0.0,
+            eps: 1.0,
+            decay: 0.0,
+            param,
+            m,
+            v,
+            param_bf16: Some(param_bf16),
+        }
+        .into()
     }
 
     #[test]
@@ -429,7 +442,7 @@ mod tests {
         let shared = run(&|t| if t.len() < 5 { tensor(t.len()) } else { one.slice(0, t.len()).unwrap() });
         assert_eq!(
             shared.unwrap_err().to_string(),
-            "adamw: v is the buffer of half, expected a buffer of its own, as its tensor"
+            "adamw: v is the buffer of param_bf16, expected a buffer of its own, as its tensor"
         );
     }
 }

@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::Family;
-use super::rules::{self, Check, LARGE, between, need, positive};
+use super::rules::{self, Check, need, positive};
 use crate::architecture::{Architecture, Feed, MoeConfig};
 use crate::attention::{AttentionConfig, mla};
 use crate::names::{MlpNames, Names};
 use crate::rope::{Rope, Scaling};
-use crate::single;
+use crate::{Single, single};
 
 /// The keys of DeepSeek-V3.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -160,6 +160,8 @@ impl Family for DeepseekV3 {
     const ALSO: &'static [&'static str] = &["kimi_k2"];
     const CLASS: &'static str = "DeepseekV3ForCausalLM";
     const TOKENS: (Option<u32>, Option<u32>) = (Some(0), Some(1));
+    const SPELLINGS: &'static [(&'static str, &'static str)] =
+        &[("n_routed_experts", "num_local_experts"), ("num_nextn_predict_layers", "num_mtp_layers")];
 
     fn absent() -> Vec<(&'static str, Value)> {
         vec![("q_lora_rank", json!(1536)), ("n_shared_experts", json!(1))]
@@ -207,7 +209,8 @@ impl Family for DeepseekV3 {
         self.check_routing()?;
         let modules = self.num_nextn_predict_layers;
         need(modules <= 1, || format!("num_nextn_predict_layers is {modules}, expected 0 or 1"))?;
-        between("routed_scaling_factor", self.routed_scaling_factor, 0.0, LARGE)
+        // By 0, no expert would add anything.
+        Single::FACTOR.check("routed_scaling_factor", self.routed_scaling_factor)
     }
 
     fn architecture(&self) -> Architecture {

@@ -1,12 +1,11 @@
 //! Rules that the values of several families have to keep. Each is one line naming fields and values.
 
+use crate::Single;
 use crate::architecture::Architecture;
 use crate::rope::Scaling;
 
 pub(super) type Check = Result<(), String>;
 
-/// The largest of a rate or factor that makes any sense.
-pub(super) const LARGE: f64 = 1e6;
 /// With fewer parameters, no size of a tensor overflows.
 const MOST_PARAMETERS: f64 = 1e13;
 /// More layers than any model has; each is described before anything is counted.
@@ -18,10 +17,6 @@ pub(super) fn need(ok: bool, message: impl FnOnce() -> String) -> Check {
 
 pub(super) fn positive(fields: &[(&str, usize)]) -> Check {
     fields.iter().try_for_each(|&(name, value)| need(value > 0, || format!("{name} is 0, expected at least 1")))
-}
-
-pub(super) fn between(name: &str, value: f64, low: f64, high: f64) -> Check {
-    need((low..=high).contains(&value), || format!("{name} is {value}, expected {low} to {high}"))
 }
 
 /// The keys that every family has.
@@ -66,9 +61,10 @@ impl Common<'_> {
         ])?;
         let layers = self.num_hidden_layers;
         need(layers <= MOST_LAYERS, || format!("num_hidden_layers is {layers}, expected at most {MOST_LAYERS}"))?;
-        between("rms_norm_eps", self.rms_norm_eps, 0.0, 1.0)?;
-        between("rope_theta", self.rope_theta, 1.0, 1e12)?;
-        between("initializer_range", self.initializer_range, 0.0, LARGE)?;
+        Single { high: 1.0, ..Single::RATE }.check("rms_norm_eps", self.rms_norm_eps)?;
+        // With the base 1, all pairs of a head would turn alike.
+        Single { zero: false, low: 1.0 + f32::EPSILON, high: 1e12 }.check("rope_theta", self.rope_theta)?;
+        Single::RATE.check("initializer_range", self.initializer_range)?;
         self.rope_scaling.map_or(Ok(()), Scaling::check)
     }
 }

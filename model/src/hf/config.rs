@@ -80,8 +80,12 @@ impl HfConfig {
     fn parse(text: &str) -> std::result::Result<HfConfig, String> {
         let value: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let Value::Object(all) = value else { return Err("is not a JSON object".into()) };
-        let model_type = all.get("model_type").and_then(Value::as_str).unwrap_or("absent");
-        let form = ModelConfig::form(model_type).ok_or_else(|| {
+        let model_type = match all.get("model_type") {
+            None | Some(Value::Null) => "absent".to_owned(),
+            Some(Value::String(name)) => name.clone(),
+            Some(other) => other.to_string(),
+        };
+        let form = ModelConfig::form(&model_type).ok_or_else(|| {
             format!("model_type is {model_type}, but only {} are supported", ModelConfig::FAMILIES.join(", "))
         })?;
         check_fixed(&form, &all)?;

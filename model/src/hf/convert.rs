@@ -53,15 +53,13 @@ struct Outgoing {
 /// Writes `from` to the directory `out`, which must not exist: it appears when everything is written.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] when `out` exists, for a number that the new type cannot hold, and for files that change
+/// [`Error::Checkpoint`] when `out` exists or names no directory, for a number that the new type cannot hold, and for files that change
 /// meanwhile; [`Error::Io`]. What was written is removed again.
 pub fn convert(from: &ModelDir, out: &Path, conversion: &Conversion) -> Result<Converted> {
     if out.symlink_metadata().is_ok() {
         return Err(Error::checkpoint(out, "exists already, and is not overwritten"));
     }
-    let mut temporary = out.as_os_str().to_owned();
-    temporary.push(format!(".tmp-{}", std::process::id()));
-    let temporary = PathBuf::from(temporary);
+    let temporary = beside(out)?;
     fs::create_dir_all(&temporary).map_err(Error::io(&temporary))?;
     let done = write(from, &temporary, conversion)
         .and_then(|converted| fs::rename(&temporary, out).map_err(Error::io(out)).map(|()| converted));
@@ -70,6 +68,13 @@ pub fn convert(from: &ModelDir, out: &Path, conversion: &Conversion) -> Result<C
         let _ = fs::remove_dir_all(&temporary);
     }
     done
+}
+
+/// A directory beside `out`, also where that ends with a separator.
+fn beside(out: &Path) -> Result<PathBuf> {
+    let mut name = out.file_name().ok_or_else(|| Error::checkpoint(out, "names no new directory"))?.to_owned();
+    name.push(format!(".tmp-{}", std::process::id()));
+    Ok(out.with_file_name(name))
 }
 
 fn write(from: &ModelDir, dir: &Path, conversion: &Conversion) -> Result<Converted> {

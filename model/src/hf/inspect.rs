@@ -10,6 +10,7 @@ use super::listing;
 use crate::architecture::{Architecture, Feed};
 use crate::attention::AttentionConfig;
 use crate::params::Kind;
+use crate::words::count;
 
 /// The numbers of a model. Selection biases, which no optimizer changes, are no parameters; those of a
 /// multi-token-prediction module are counted apart.
@@ -121,7 +122,7 @@ impl Inspection {
             rows.push(("type", format!("{dtype}: {} elements, {}", number(*count), bytes(*size))));
         }
         rows.extend(self.blocks.iter().map(|blocks| ("FP8 blocks", blocks.clone())));
-        rows.push(("size", format!("{} in {} files", bytes(self.bytes()), self.files)));
+        rows.push(("size", format!("{} in {}", bytes(self.bytes()), count(self.files, "file"))));
         rows.push(("layout", self.layout.clone()));
         for (title, names) in [("ignored tensors", &self.ignored), ("ignored keys", &self.keys)] {
             if !names.is_empty() {

@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use super::{elements, files};
 use crate::error::{Error, Result};
+use crate::words::plain;
 
 /// The longest header that a reader accepts, as in the `safetensors` crate.
 const LONGEST_HEADER: u64 = 100_000_000;
@@ -204,8 +205,9 @@ impl TensorFiles {
             return TensorFiles::open_files(vec![single]);
         }
         let text = files::read(&index, LONGEST_INDEX)?;
-        let map =
-            serde_json::from_slice::<Index>(&text).map_err(|e| Error::checkpoint(&index, e.to_string()))?.weight_map;
+        let map = serde_json::from_slice::<Index>(&text)
+            .map_err(|e| Error::checkpoint(&index, plain(&e.to_string())))?
+            .weight_map;
         if map.is_empty() {
             return Err(Error::checkpoint(&index, "names no tensor"));
         }
@@ -395,5 +397,5 @@ fn unsupported(json: &[u8], error: &serde_json::Error) -> String {
         let known = serde_json::from_value::<Dtype>(dtype.clone()).is_ok();
         if known { None } else { Some(format!("{name} has the unsupported type {dtype}")) }
     });
-    unknown.unwrap_or_else(|| format!("is damaged: its header cannot be read: {error}"))
+    unknown.unwrap_or_else(|| format!("is damaged: its header cannot be read: {}", plain(&error.to_string())))
 }

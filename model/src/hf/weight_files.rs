@@ -193,7 +193,10 @@ impl WeightFiles {
     pub fn note(&self) -> Option<String> {
         let count = self.ignored.len();
         let names = listing::some(&self.ignored);
-        (count > 0).then(|| format!("note: {}: {count} tensors are ignored: {names}", self.files.whole().display()))
+        (count > 0).then(|| {
+            let tensors = if count == 1 { "1 tensor is".to_owned() } else { format!("{count} tensors are") };
+            format!("note: {}: {tensors} ignored: {names}", self.files.whole().display())
+        })
     }
 
     /// Every piece of the model, in order.

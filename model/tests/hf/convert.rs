@@ -199,6 +199,16 @@ fn absent_ids_are_those_of_the_family_and_null_is_none() {
 }
 
 #[test]
+fn the_name_of_the_new_directory_may_end_with_a_separator() {
+    let place = Place::new(&config("mixtral"), &model("mixtral", Dtype::F32), 2);
+    place.convert("in", "out/", &Conversion::default()).unwrap();
+    assert_eq!(model_dir::read(&place.path("out")), model_dir::read(&place.path("in")));
+    assert_eq!(fs::read_dir(place.0.path()).unwrap().count(), 2, "nothing else is left");
+    let message = place.convert("in", "absent/..", &Conversion::default()).unwrap_err().to_string();
+    assert!(message.contains("names no new directory"), "{message}");
+}
+
+#[test]
 fn what_is_there_is_not_overwritten() {
     let place = Place::new(&config("mixtral"), &model("mixtral", Dtype::BF16), 1);
     for out in ["in", "file"] {

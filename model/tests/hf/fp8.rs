@@ -150,7 +150,7 @@ const WEIGHT: &str = "model.layers.1.mlp.experts.0.gate_proj.weight";
 fn b183_factors_are_neither_missed_nor_applied_silently() {
     let scale = format!("{WEIGHT}_scale_inv");
     let message = refusal(|_, files| drop(files.remove(&scale)));
-    assert_words(&message, &["1 tensors do not fit", "missing", &scale, "[2, 2]"]);
+    assert_words(&message, &["1 tensor does not fit", "missing", &scale, "[2, 2]"]);
     // Factors of another block size.
     let message = refusal(|settings, _| settings["quantization_config"]["weight_block_size"] = json!([8, 24]));
     assert_words(&message, &["of another shape", "[2, 2] (expected [4, 2])", "and 17 more"]);

@@ -1,7 +1,8 @@
 //! cuda: NVIDIA GPUs, one process per GPU.
 
+use dropless_core::dry::Footprint;
 use dropless_core::host::Host;
-use dropless_core::{Error, NumericModel};
+use dropless_core::{Caps, Error, NumericModel};
 use dropless_cuda::{Cuda, CudaOptions, DeviceReport};
 pub use dropless_cuda::{Transport, World};
 
@@ -11,6 +12,11 @@ use crate::options::TrainOptions;
 
 pub(super) fn usable() -> bool {
     dropless_cuda::usable()
+}
+
+/// Blocks of the pool's sizes; rows through NCCL arrive beside where they go.
+pub(super) fn footprint(caps: &Caps) -> Footprint {
+    Footprint { block: dropless_cuda::block_bytes, staged_exchange: caps.ranks > 1 }
 }
 
 pub(super) fn open(options: &TrainOptions, numerics: NumericModel, host: Option<Vec<Host>>) -> Result<Ranks> {

@@ -15,9 +15,10 @@ mod wgpu;
 use std::time::Duration;
 
 pub use cuda::{Transport, World};
+use dropless_core::dry::Footprint;
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::lockstep::Lockstep;
-use dropless_core::{Backend, NumericModel};
+use dropless_core::{Backend, Caps, NumericModel};
 
 #[cfg(not(all(feature = "cuda", target_os = "linux", not(dropless_portable))))]
 use self::no_cuda as cuda;
@@ -58,6 +59,29 @@ fn beside<B: Backend + 'static>(host: Option<Vec<Host>>, ranks: Vec<B>) -> Resul
     let Some(host) = host else { return Ok(boxed(ranks)) };
     let pairs = host.into_iter().zip(ranks).map(|(host, rank)| Lockstep::new(host, rank));
     Ok(boxed(pairs.collect::<dropless_core::Result<Vec<_>>>()?))
+}
+
+/// Where the tensors of a backend lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// What the device takes for them.
+    pub footprint: Footprint,
+    /// Whether its memory is that of the host.
+    pub in_host_memory: bool,
+    /// Bytes of the device, if it says.
+    pub device_bytes: Option<u64>,
+}
+
+/// Where the tensors of an open backend lie.
+pub fn place(backend: BackendKind, caps: &Caps) -> Place {
+    let host = Place { footprint: Footprint::default(), in_host_memory: true, device_bytes: None };
+    match backend {
+        BackendKind::Host => host,
+        BackendKind::Wgpu | BackendKind::WgpuBesideHost => Place { in_host_memory: wgpu::in_host_memory(caps), ..host },
+        BackendKind::Cuda | BackendKind::CudaBesideHost => {
+            Place { footprint: cuda::footprint(caps), in_host_memory: false, device_bytes: Some(caps.max_buffer_bytes) }
+        }
+    }
 }
 
 impl TrainOptions {

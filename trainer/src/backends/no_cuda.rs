@@ -1,7 +1,8 @@
 //! Stands in for cuda, where the build leaves it out or the system does not support it.
 
+use dropless_core::dry::Footprint;
 use dropless_core::host::Host;
-use dropless_core::{Error, NumericModel};
+use dropless_core::{Caps, Error, NumericModel};
 
 use super::Ranks;
 use crate::error::Result;
@@ -48,6 +49,10 @@ impl World {
 
 pub(super) fn usable() -> bool {
     false
+}
+
+pub(super) fn footprint(_caps: &Caps) -> Footprint {
+    Footprint::default()
 }
 
 pub(super) fn open(_options: &TrainOptions, _numerics: NumericModel, _host: Option<Vec<Host>>) -> Result<Ranks> {

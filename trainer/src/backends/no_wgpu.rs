@@ -1,7 +1,7 @@
 //! Stands in for wgpu, where the build leaves it out.
 
 use dropless_core::host::Host;
-use dropless_core::{Error, NumericModel};
+use dropless_core::{Caps, Error, NumericModel};
 
 use super::Ranks;
 use crate::error::Result;
@@ -11,6 +11,10 @@ const WHY: &str = "left out of this program, which was built without the feature
 
 pub(super) fn usable() -> bool {
     false
+}
+
+pub(super) fn in_host_memory(_caps: &Caps) -> bool {
+    true
 }
 
 pub(super) fn open(_options: &TrainOptions, _numerics: NumericModel, _host: Option<Vec<Host>>) -> Result<Ranks> {

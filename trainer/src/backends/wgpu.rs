@@ -1,5 +1,6 @@
 //! wgpu: any GPU.
 
+use dropless_core::Caps;
 use dropless_core::NumericModel;
 use dropless_core::host::Host;
 use dropless_wgpu::{AdapterReport, Wgpu, WgpuOptions};
@@ -10,6 +11,12 @@ use crate::options::TrainOptions;
 
 pub(super) fn usable() -> bool {
     !dropless_wgpu::adapters().is_empty()
+}
+
+/// Whether the adapter is a CPU, or a GPU without memory of its own.
+pub(super) fn in_host_memory(caps: &Caps) -> bool {
+    let of_host = |adapter: &AdapterReport| matches!(adapter.kind.as_str(), "Cpu" | "IntegratedGpu");
+    dropless_wgpu::adapters().iter().any(|adapter| of_host(adapter) && caps.device.starts_with(&adapter.name))
 }
 
 pub(super) fn open(options: &TrainOptions, numerics: NumericModel, host: Option<Vec<Host>>) -> Result<Ranks> {

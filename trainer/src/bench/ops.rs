@@ -208,7 +208,7 @@ impl Bench<'_> {
         let zeros = vec![0.0f32; len];
         let [m, v] =
             [self.backend.upload(DType::F32, &[len], &zeros)?, self.backend.upload(DType::F32, &[len], &zeros)?];
-        let half = self.empty(DType::Bf16, &[len])?;
+        let param_bf16 = self.empty(DType::Bf16, &[len])?;
         let clip = self.backend.upload(DType::F32, &[2], &[1.0f32, 1.0])?;
         let step = self.backend.upload(DType::F32, &[3], &[1e-3f32, 0.1, 0.05])?;
         let op = AdamW {
@@ -222,7 +222,7 @@ impl Bench<'_> {
             param: &param,
             m: &m,
             v: &v,
-            half: Some(&half),
+            param_bf16: Some(&param_bf16),
         };
         let time = self.time(|| op.run(self.backend))?;
         self.line("adamw 2^20 parameters", time, &format!("{:.2} G parameters/s", giga(len, time)));

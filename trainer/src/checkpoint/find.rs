@@ -7,6 +7,8 @@ use dropless_model::hf::tensors::{self, TensorFiles};
 use dropless_model::hf::{WeightFiles, files};
 
 use super::{FOLDER, FORMAT, Manifest, STATE, State};
+use dropless_model::words::plain;
+
 use crate::error::{Error, Result};
 
 /// The longest record of a checkpoint: it has a line for each of its files.
@@ -86,7 +88,7 @@ impl Checkpoint {
 fn manifest(path: &Path) -> Result<Manifest> {
     let file = path.join(STATE);
     let text = files::read(&file, LONGEST_STATE)?;
-    let damaged = |e: serde_json::Error| Error::checkpoint(&file, format!("is damaged: {e}"));
+    let damaged = |e: serde_json::Error| Error::checkpoint(&file, format!("is damaged: {}", plain(&e.to_string())));
     let value: serde_json::Value = serde_json::from_slice(&text).map_err(damaged)?;
     match value.get("format").and_then(serde_json::Value::as_u64) {
         Some(format) if format == u64::from(FORMAT) => {}

@@ -6,6 +6,7 @@
 //! optimizer.safetensors    exp_avg.NAME and exp_avg_sq.NAME, likewise
 //! config.json              the model for Hugging Face libraries, and its special tokens
 //! generation_config.json   the special tokens again, for generation there
+//! tokenizer.json           and what belongs to it, unless the tokens are bytes
 //! state.json               step, place in the data, configuration, digest, and each file's size and hash
 //! ```
 //!
@@ -25,7 +26,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
-use crate::data::Position;
+use crate::data::{Position, TextRecord};
 use dropless_model::hf::tensors::FileRecord;
 
 /// What a run needs besides tensors to resume.
@@ -35,12 +36,14 @@ pub struct State {
     pub step: u64,
     /// Position in the training text.
     pub position: Position,
+    /// What the texts are.
+    pub text: TextRecord,
     /// The configuration.
     pub config: Config,
 }
 
 /// Version of the layout; a reader refuses others.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// The name of the file below.
 pub(crate) const STATE: &str = "state.json";
 /// Folder of the checkpoints in a run's directory.

@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::{FOLDER, FORMAT, Manifest, STATE, State, digest, find};
 use crate::collective::{agree, broadcast};
+use crate::data::Kept;
 use crate::error::{Error, Result};
 
 /// One rank's part of a checkpoint. Each tensor is given by exactly one rank: replicated ones by the first, experts by
@@ -165,9 +166,14 @@ fn finish(save: &Save<'_>, parts: usize, path: PathBuf, temporary: &Path) -> Res
             files.insert(file.clone(), write_file(&temporary.join(file), format!("{index:#}\n").as_bytes())?);
         }
     }
-    let (config, tokens) = (&save.state.config, save.state.config.special_tokens());
+    let config = &save.state.config;
+    let kept = Kept::read(save.out)?;
+    let tokens = kept.as_ref().map_or_else(|| config.special_tokens(), |kept| kept.tokens.clone());
     for (name, text) in [(CONFIG, config.model.to_hf(&tokens)), (GENERATION_CONFIG, tokens.generation_config())] {
         files.insert(name.into(), write_file(&temporary.join(name), text.as_bytes())?);
+    }
+    for (name, bytes) in kept.iter().flat_map(|kept| &kept.files) {
+        files.insert((*name).into(), write_file(&temporary.join(name), bytes)?);
     }
     let state = save.state.clone();
     let mut manifest = Manifest { format: FORMAT, digest: digest(hashes), state, files, seal: String::new() };

@@ -5,11 +5,13 @@ use std::process::ExitCode;
 
 use clap::Args;
 use dropless_core::Error as CoreError;
+use dropless_model::words::count;
 
-use super::{BackendName, Machine, say};
+use super::{BackendName, Device, Ranks};
 use crate::config::{Config, Numerics};
 use crate::error::{Error, Result};
 use crate::options::{BackendKind, TrainOptions};
+use crate::output::{report, say};
 use crate::train::steps_in_memory;
 
 #[derive(Debug, Args)]
@@ -17,7 +19,9 @@ pub(super) struct BisectArgs {
     /// Configuration; omitted keys have the values of configs/default.toml
     config: Option<PathBuf>,
     #[command(flatten)]
-    machine: Machine,
+    device: Device,
+    #[command(flatten)]
+    ranks: Ranks,
     /// Arithmetic of the matrix products [default: train.numerics]
     #[arg(long, value_enum)]
     numerics: Option<Numerics>,
@@ -30,7 +34,7 @@ pub(super) struct BisectArgs {
 }
 
 pub(super) fn run(args: BisectArgs) -> Result<ExitCode> {
-    let backend = match args.machine.backend {
+    let backend = match args.device.backend {
         BackendName::Wgpu => BackendKind::WgpuBesideHost,
         BackendName::Cuda => BackendKind::CudaBesideHost,
         BackendName::Auto | BackendName::Host => {
@@ -42,7 +46,7 @@ pub(super) fn run(args: BisectArgs) -> Result<ExitCode> {
     if let Some(numerics) = args.numerics {
         config.train.numerics = numerics;
     }
-    let options = args.machine.options(PathBuf::new(), false)?;
+    let options = args.device.options(Some(&args.ranks))?;
     // The host beside it has no ranks in other processes.
     let options = TrainOptions { backend, world: None, ..options };
     conclude(steps_in_memory(&config, &options, args.steps), args.steps)
@@ -53,13 +57,13 @@ fn conclude(outcome: Result<Option<String>>, steps: u64) -> Result<ExitCode> {
     match outcome {
         Ok(digest) => {
             if let Some(digest) = digest {
-                say(format_args!("no op differs from the host in {steps} steps; digest {digest}"));
+                say(format_args!("no op differs from the host in {}; digest {digest}", count(steps, "step")));
             }
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => match error.core() {
             Some(CoreError::Divergence(divergence)) => {
-                say(format_args!("{divergence}"));
+                report(divergence);
                 Ok(ExitCode::FAILURE)
             }
             _ => Err(error),

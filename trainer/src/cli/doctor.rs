@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use dropless_core::host::Simd;
+use dropless_model::words::count;
 
 use crate::backends;
 use crate::config::Config;
@@ -27,7 +28,7 @@ pub(super) fn report() -> String {
         })
         .collect();
     // Writing to a string cannot fail.
-    let _ = writeln!(out, "host  available: {threads} threads; {}", simd.join(", "));
+    let _ = writeln!(out, "host  available: {}; {}", count(threads, "thread"), simd.join(", "));
     for line in backends::report(check) {
         let _ = writeln!(out, "{line}");
     }
@@ -35,13 +36,14 @@ pub(super) fn report() -> String {
 }
 
 /// A model that one step takes through every op of training in a moment.
-const TINY: [&str; 10] = [
+const TINY: [&str; 11] = [
     "model.hidden_size=32",
     "model.intermediate_size=32",
     "model.moe_intermediate_size=32",
     "model.num_hidden_layers=2",
     "model.num_attention_heads=1",
     "model.n_routed_experts=4",
+    "model.n_group=2",
     "train.recipe=\"mxfp8\"",
     "train.sequence_length=16",
     "train.batch_size=4",
@@ -56,5 +58,16 @@ fn check(backend: BackendKind, adapter: Option<usize>) -> String {
     match step() {
         Ok(_) => "available, a training step has the bits of the host".into(),
         Err(error) => format!("unusable: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_step_is_one_that_a_backend_can_take() {
+        let said = check(BackendKind::Host, None);
+        assert!(said.starts_with("available"), "{said}");
     }
 }

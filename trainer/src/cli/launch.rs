@@ -5,7 +5,7 @@
 //! they started where the system knows it.
 
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 use clap::Args;
 
 use crate::error::{Error, Result};
+use crate::output;
 use crate::system::{self, Signals, Stop};
 
 /// How long ranks that run on after another failed have to end by themselves, and then after being asked to.
@@ -115,8 +116,7 @@ fn follow(rank: u32, process: &mut Child, printing: &Sender<()>) {
             let mut line = Vec::new();
             while pipe.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
                 let text = String::from_utf8_lossy(&line);
-                // A closed output is no reason to stop reading: the rank would block.
-                let _ = writeln!(io::stderr(), "rank {rank}: {}", text.trim_end());
+                output::relay(&format!("rank {rank}: {}", text.trim_end()));
                 line.clear();
             }
             let _ = printing.send(());
@@ -168,7 +168,7 @@ impl Ranks {
                 Err(error) => (1, error.to_string()),
             };
             if failed.is_none() {
-                eprintln!("rank {rank} failed: {what}");
+                output::tell(format_args!("rank {rank} failed: {what}"));
                 *failed = Some(code);
             }
             false

@@ -13,10 +13,11 @@ mod doctor;
 mod launch;
 mod models;
 mod runs;
+mod tokenize;
 mod train;
+mod usage;
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -29,6 +30,7 @@ use crate::config::{Numerics, Recipe};
 use crate::error::{Error, Result};
 use crate::generate::Generator;
 use crate::options::{BackendKind, TrainOptions};
+use crate::output::{Shown, finish, report, say, show, tell};
 use crate::sample::Sampling;
 use crate::train::reference;
 use crate::verify::Report;
@@ -51,6 +53,8 @@ enum Command {
     Eval(EvalArgs),
     /// Continue a text with a trained model
     Generate(GenerateArgs),
+    /// Make token ids of text files, once, for runs that read them from disk (.bin and .idx, as Megatron has them)
+    Tokenize(tokenize::TokenizeArgs),
     /// Write a model directory with other files: experts separate or fused, another element type, shards
     Convert(models::ConvertArgs),
     /// Say what is in a model directory
@@ -67,15 +71,26 @@ enum Command {
     Launch(launch::LaunchArgs),
 }
 
-/// Where to compute. None of it affects results.
+/// Where one rank computes. None of it affects results.
 #[derive(Debug, Args)]
-struct Machine {
+struct Device {
     /// Backend
     #[arg(long, value_enum, default_value_t = BackendName::Auto)]
     backend: BackendName,
     /// GPU of the wgpu backend, by index or part of its name [default: DROPLESS_ADAPTER, or the best one]
     #[arg(long, value_name = "NAME")]
     adapter: Option<String>,
+    /// Threads of the host backend; 0 for one per core
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    threads: usize,
+    /// Vector instructions of the host backend [default: the best that the machine supports]
+    #[arg(long, value_enum)]
+    simd: Option<SimdName>,
+}
+
+/// Among how many ranks. None of it affects results.
+#[derive(Debug, Args)]
+struct Ranks {
     /// Number of ranks, among which sequences are divided: threads of this process; for cuda, the processes that a
     /// launcher started [default: those, or 1]
     #[arg(long, value_name = "N")]
@@ -83,6 +98,15 @@ struct Machine {
     /// Ranks that share one set of experts; the others hold the same ones [default: all ranks]
     #[arg(long, value_name = "N")]
     expert_parallel: Option<usize>,
+}
+
+/// Where all ranks compute, and how they reach each other. None of it affects results.
+#[derive(Debug, Args)]
+struct Machine {
+    #[command(flatten)]
+    device: Device,
+    #[command(flatten)]
+    ranks: Ranks,
     /// How rows are exchanged between the ranks of cuda [default: auto]
     #[arg(long, value_enum)]
     exchange: Option<TransportName>,
@@ -90,12 +114,6 @@ struct Machine {
     /// a rank reads or writes files does not count [default: 60]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(2..=86_400))]
     timeout: Option<u64>,
-    /// Threads of the host backend; 0 for one per core
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    threads: usize,
-    /// Vector instructions of the host backend [default: the best that the machine supports]
-    #[arg(long, value_enum)]
-    simd: Option<SimdName>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -130,9 +148,9 @@ enum SimdName {
     Avx512,
 }
 
-impl Machine {
-    /// The options for a run in `out`.
-    fn options(&self, out: PathBuf, resume: bool) -> Result<TrainOptions> {
+impl Device {
+    /// The options for these ranks.
+    fn options(&self, ranks: Option<&Ranks>) -> Result<TrainOptions> {
         let world = World::from_environment();
         let backend = match self.backend {
             // Several processes can only be ranks of cuda; where it cannot be had, they should say why.
@@ -149,27 +167,38 @@ impl Machine {
             // Variables that say nothing here need not make sense.
             _ => None,
         };
-        only_for(BackendKind::Cuda, backend, self.exchange.is_some(), "--exchange")?;
-        only_for(BackendKind::Cuda, backend, self.timeout.is_some(), "--timeout")?;
         only_for(BackendKind::Wgpu, backend, self.adapter.is_some(), "--adapter")?;
-        let defaults = TrainOptions::default();
+        let number = ranks.and_then(|ranks| ranks.ranks);
+        Ok(TrainOptions {
+            backend,
+            adapter: self.adapter.clone(),
+            ranks: number.unwrap_or_else(|| world.as_ref().map_or(1, |world| world.ranks)),
+            world,
+            expert_parallel: ranks.and_then(|ranks| ranks.expert_parallel),
+            threads: self.threads,
+            simd: self.simd.map(SimdName::level),
+            ..TrainOptions::default()
+        })
+    }
+}
+
+impl Machine {
+    /// The options for a run in `out`.
+    fn options(&self, out: PathBuf, resume: bool) -> Result<TrainOptions> {
+        let options = self.device.options(Some(&self.ranks))?;
+        only_for(BackendKind::Cuda, options.backend, self.exchange.is_some(), "--exchange")?;
+        only_for(BackendKind::Cuda, options.backend, self.timeout.is_some(), "--timeout")?;
         Ok(TrainOptions {
             out,
             resume,
-            backend,
-            adapter: self.adapter.clone(),
-            ranks: self.ranks.unwrap_or_else(|| world.as_ref().map_or(1, |world| world.ranks)),
-            world,
             transport: match self.exchange {
-                None => defaults.transport,
+                None => options.transport,
                 Some(TransportName::Auto) => Transport::Auto,
                 Some(TransportName::Nccl) => Transport::Nccl,
                 Some(TransportName::Peer) => Transport::Peer,
             },
-            timeout: self.timeout.map_or(defaults.timeout, Duration::from_secs),
-            expert_parallel: self.expert_parallel,
-            threads: self.threads,
-            simd: self.simd.map(SimdName::level),
+            timeout: self.timeout.map_or(options.timeout, Duration::from_secs),
+            ..options
         })
     }
 }
@@ -232,7 +261,7 @@ struct GenerateArgs {
     #[arg(long, default_value_t = 0.95)]
     top_p: f64,
     #[command(flatten)]
-    machine: Machine,
+    device: Device,
 }
 
 #[derive(Debug, Args)]
@@ -264,12 +293,18 @@ struct BenchArgs {
 
 /// Runs the program with these arguments, the first of which is its name.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let cli = match Cli::try_parse_from(arguments) {
+    let code = carry_out(arguments);
+    finish();
+    code
+}
+
+fn carry_out(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(error) if error.use_stderr() => return refuse(&usage(&error)),
+        Err(error) if error.use_stderr() => return refuse(&usage::refusal(&arguments, error)),
         Err(help) => {
-            // Nothing can be done about a closed output.
-            let _ = help.print();
+            report(help);
             return ExitCode::SUCCESS;
         }
     };
@@ -279,29 +314,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Prints at once. A closed output is no reason to stop.
-fn show(bytes: &[u8]) {
-    let mut out = std::io::stdout();
-    let _ = out.write_all(bytes).and_then(|()| out.flush());
-}
-
-/// Prints a line.
-fn say(line: impl std::fmt::Display) {
-    show(format!("{line}\n").as_bytes());
-}
-
 fn refuse(message: &str) -> ExitCode {
-    eprintln!("error: {message}");
+    tell(format_args!("error: {message}"));
     ExitCode::from(2)
-}
-
-/// The parser's message as one line, without the usage that follows it.
-fn usage(error: &clap::Error) -> String {
-    let text = error.to_string();
-    let ends = |line: &str| line.starts_with("Usage:") || line.starts_with("For more information");
-    let lines = text.lines().map(str::trim).take_while(|line| !ends(line));
-    let message = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
-    format!("{} (see dropless --help)", message.trim_start_matches("error: "))
 }
 
 fn dispatch(command: Command) -> Result<ExitCode> {
@@ -309,18 +324,19 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Train(args) => train::run(args)?,
         Command::Eval(args) => eval(args)?,
         Command::Generate(args) => generate(&args)?,
+        Command::Tokenize(args) => tokenize::run(&args)?,
         Command::Convert(args) => models::convert(&args)?,
         Command::Inspect(args) => models::inspect(&args)?,
         Command::Verify(args) => return verify(args),
         Command::Bisect(args) => return bisect::run(args),
-        Command::Doctor => say(doctor::report().trim_end()),
+        Command::Doctor => report(doctor::report()),
         Command::Bench(args) => {
             let (backend, adapter, threads, simd) = (args.backend, args.adapter, args.threads, args.simd);
             let backend = backend.kind();
             only_for(BackendKind::Wgpu, backend, adapter.is_some(), "--adapter")?;
             let options =
                 TrainOptions { backend, adapter, threads, simd: simd.map(SimdName::level), ..TrainOptions::default() };
-            bench::run(&options, &mut std::io::stdout())?;
+            bench::run(&options, &mut Shown)?;
         }
         Command::Launch(args) => return launch::run(&args),
     }
@@ -333,7 +349,7 @@ fn eval(args: EvalArgs) -> Result<()> {
     let Some(result) = training::evaluate(&source.config, &source.weights, &options)? else { return Ok(()) };
     let at = source.step.map_or(String::new(), |step| format!(" at step {step}"));
     say(format_args!("{}{at}", source.path.display()));
-    train::print_validation(result.loss, result.unigram);
+    train::print_validation(&result);
     Ok(())
 }
 
@@ -345,26 +361,21 @@ fn generate(args: &GenerateArgs) -> Result<()> {
     if !(0.0..=1.0).contains(&top_p) {
         return Err(Error::Usage(format!("--top-p is {top_p}, expected 0 to 1")));
     }
-    for (option, ranks) in [("--ranks", args.machine.ranks), ("--expert-parallel", args.machine.expert_parallel)] {
-        if let Some(ranks) = ranks.filter(|&ranks| ranks != 1) {
-            return Err(Error::Usage(format!("{option} is {ranks}, but generate runs on one rank")));
-        }
-    }
-    let options = args.machine.options(PathBuf::new(), false)?;
+    let options = args.device.options(None)?;
     let source = args.model.source()?;
     let sampling = Sampling { seed: args.seed, temperature, top_p };
     let generator = Generator::open(&source, &options)?;
-    let prompts: Vec<&[u8]> = args.prompt.iter().map(String::as_bytes).collect();
+    let prompts: Vec<&str> = args.prompt.iter().map(String::as_str).collect();
     if let [prompt] = prompts[..] {
         // A single text is shown as it grows.
-        show(prompt);
-        generator.continue_texts(&prompts, args.tokens, &sampling, |_, bytes| show(bytes))?;
+        show(prompt.as_bytes());
+        generator.continue_texts(&prompts, args.tokens, &sampling, |_, text| show(text.as_bytes()))?;
         show(b"\n");
         return Ok(());
     }
     let texts = generator.continue_texts(&prompts, args.tokens, &sampling, |_, _| {})?;
     for (prompt, text) in prompts.iter().zip(texts) {
-        show(&[prompt, &text[..], b"\n\n"].concat());
+        show(format!("{prompt}{text}\n\n").as_bytes());
     }
     Ok(())
 }
@@ -374,8 +385,7 @@ fn verify(args: VerifyArgs) -> Result<ExitCode> {
     let Some(computed) = reference::compute(&args.model, args.numerics.into(), Recipe::F32, &options)? else {
         return Ok(ExitCode::SUCCESS);
     };
-    let report = Report::compare(&TensorFiles::open(&args.model, "expected")?, computed)?;
-    say("|error| / |reference|, 2-norms over each tensor");
-    say(&report);
-    Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let compared = Report::compare(&TensorFiles::open(&args.model, "expected")?, computed)?;
+    report(format_args!("|error| / |reference|, 2-norms over each tensor\n{compared}"));
+    Ok(if compared.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use dropless_model::hf::config::CONFIG;
 use dropless_model::hf::{Conversion, Experts, Inspection, ModelDir};
+use dropless_model::words::count;
 use safetensors::Dtype;
 
-use super::{runs, say};
+use super::runs;
 use crate::checkpoint::{Checkpoint, STATE, newest};
 use crate::error::{Error, Result};
+use crate::output::{self, report, say};
 use crate::source::Source;
 
 /// A trained model.
@@ -51,7 +53,7 @@ fn checkpoint(path: Option<&Path>) -> Result<Checkpoint> {
         None => runs::last()?,
     };
     let found = newest(&run)?;
-    found.notes.iter().for_each(|note| eprintln!("{note}"));
+    found.notes.iter().for_each(output::tell);
     found.checkpoint.ok_or_else(|| Error::Usage(format!("{}: there is no checkpoint", run.display())))
 }
 
@@ -124,14 +126,19 @@ pub(super) fn convert(args: &ConvertArgs) -> Result<()> {
     };
     let done = dropless_model::hf::convert(&from, &args.out, &conversion)?;
     let (out, files) = (args.out.display(), done.files);
-    say(format_args!("{} tensors, {} bytes in {files} files: {out}", done.tensors, done.bytes));
+    say(format_args!(
+        "{}, {} in {}: {out}",
+        count(done.tensors, "tensor"),
+        count(done.bytes, "byte"),
+        count(files, "file")
+    ));
     Ok(())
 }
 
 /// A model directory. What is ignored in it is said once.
 fn open(path: &Path) -> Result<ModelDir> {
     let dir = ModelDir::open(path)?;
-    dir.notes().iter().for_each(|note| eprintln!("{note}"));
+    dir.notes().iter().for_each(output::tell);
     Ok(dir)
 }
 
@@ -142,6 +149,6 @@ pub(super) struct InspectArgs {
 }
 
 pub(super) fn inspect(args: &InspectArgs) -> Result<()> {
-    say(Inspection::of(&ModelDir::open(&args.model)?));
+    report(Inspection::of(&ModelDir::open(&args.model)?));
     Ok(())
 }

@@ -5,19 +5,20 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use dropless_model::hf::ModelDir;
 
-use super::{Machine, runs, say};
+use super::{Machine, runs};
 use crate::checkpoint::Checkpoint;
-use crate::config::{Config, Numerics};
+use crate::config::{Config, DataConfig, Numerics};
 use crate::error::{Error, Result};
 use crate::generate::Generator;
 use crate::options::TrainOptions;
+use crate::output::{report, say};
 use crate::sample::Sampling;
 use crate::source::Source;
 use crate::system;
-use crate::train;
+use crate::train::{self, Validation};
 
 /// The start of the text that a finished run shows.
-const SAMPLE_PROMPT: &str = "//! The ";
+const SAMPLE_PROMPT: &str = "The ";
 
 #[derive(Debug, Args)]
 pub(super) struct TrainArgs {
@@ -46,6 +47,9 @@ pub(super) struct TrainArgs {
     /// Print the effective configuration and stop
     #[arg(long)]
     print_config: bool,
+    /// Print the memory that the run needs, and stop; exit code 2 if it does not fit
+    #[arg(long)]
+    dry_run: bool,
 }
 
 pub(super) fn run(args: TrainArgs) -> Result<()> {
@@ -58,12 +62,18 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     let config = effective(&args, own.as_deref())?;
     let mut options = args.machine.options(PathBuf::new(), args.resume)?;
     config.check(options.ranks, options.expert_ranks())?;
+    config.check_initial()?;
     config.check_data()?;
     if args.print_config {
-        say(config.to_toml().trim_end());
+        report(config.to_toml());
         return Ok(());
     }
     let ranks = options.open_ranks(config.train.numerics.into())?;
+    if args.dry_run {
+        let need = train::Need::of(&ranks, &config, &options)?;
+        report(format_args!("memory\n{need}"));
+        return need.check();
+    }
     if !train::ranks::lead(&ranks) {
         return train::run_on(ranks, &config, &options).map(drop);
     }
@@ -81,11 +91,14 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     if let Some(loss) = summary.loss {
         say(format_args!("training loss {loss:.4} at step {}", summary.steps));
     }
-    print_validation(summary.validation, summary.unigram);
+    if summary.without_targets > 0 {
+        say(format_args!("warning: {} steps had no targets, and so no loss", summary.without_targets));
+    }
+    print_validation(&summary.validation);
     say(format_args!("checkpoint {}", summary.checkpoint.display()));
     say(format_args!("digest {}", summary.digest));
     if let Some(peak) = system::peak() {
-        say(format_args!("peak memory {} MiB", peak >> 20));
+        say(format_args!("peak memory of the process {} MiB", peak >> 20));
     }
     match config.train.sample_tokens {
         0 => Ok(()),
@@ -108,18 +121,41 @@ fn effective(args: &TrainArgs, own: Option<&Path>) -> Result<Config> {
     Ok(config)
 }
 
-/// The validation loss beside what a model without context would lose.
-pub(super) fn print_validation(loss: f64, unigram: f64) {
-    say(format_args!(
-        "validation loss {loss:.4} nats per byte, {:.4} under the byte-unigram entropy of the text, {unigram:.4}",
-        unigram - loss
-    ));
+/// The loss on each validation set beside what a model without context would lose.
+pub(super) fn print_validation(sets: &[Validation]) {
+    sets.iter().map(against_unigram).for_each(say);
+}
+
+fn against_unigram(Validation { name, loss, unigram, unit, .. }: &Validation) -> String {
+    let of = if name == DataConfig::VALIDATION { String::new() } else { format!(" of {name}") };
+    let side = if loss <= unigram { "under" } else { "above" };
+    let by = (unigram - loss).abs();
+    format!(
+        "validation loss{of} {loss:.4} nats per {unit}, {by:.4} {side} the {unit}-unigram entropy of the text, {unigram:.4}"
+    )
 }
 
 fn print_sample(checkpoint: &Path, tokens: usize, options: &TrainOptions) -> Result<()> {
     let generator = Generator::open(&Source::of_checkpoint(&Checkpoint::open(checkpoint)?, &[])?, options)?;
     let sampling = Sampling { seed: 0, temperature: 0.8, top_p: 0.95 };
-    let text = generator.continue_texts(&[SAMPLE_PROMPT.as_bytes()], tokens, &sampling, |_, _| {})?.concat();
-    say(format_args!("sample:\n{SAMPLE_PROMPT}{}", String::from_utf8_lossy(&text)));
+    let text = generator.continue_texts(&[SAMPLE_PROMPT], tokens, &sampling, |_, _| {})?.concat();
+    say("sample:");
+    format!("{SAMPLE_PROMPT}{text}").lines().for_each(say);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f29_a_loss_is_under_or_above_the_entropy_by_a_positive_number() {
+        let line = |loss| {
+            let name = DataConfig::VALIDATION.to_owned();
+            against_unigram(&Validation { name, loss, targets: 9, unigram: 3.25, unit: "byte" })
+        };
+        let end = "the byte-unigram entropy of the text, 3.2500";
+        assert_eq!(line(2.5), format!("validation loss 2.5000 nats per byte, 0.7500 under {end}"));
+        assert_eq!(line(5.0941), format!("validation loss 5.0941 nats per byte, 1.8441 above {end}"));
+    }
 }

@@ -1,9 +1,14 @@
 //! The rules that values have to satisfy together. Each violation is one line that names fields and values.
 
+use dropless_model::Single;
+use dropless_model::architecture::MoeConfig;
 use dropless_model::hf::ModelDir;
 
-use super::{Config, Recipe, Schedule, TrainConfig, single};
+use super::{Config, ModelConfig, Recipe, Schedule, Tokenizer, TrainConfig, single};
 use crate::error::{Error, Result};
+
+/// The largest weight of a source.
+const LARGE: f64 = 1e6;
 
 fn need(ok: bool, message: impl FnOnce() -> String) -> Result<()> {
     if ok { Ok(()) } else { Err(Error::Config(message())) }
@@ -13,12 +18,15 @@ fn positive(fields: &[(&str, usize)]) -> Result<()> {
     fields.iter().try_for_each(|&(name, value)| need(value > 0, || format!("{name} is 0, expected at least 1")))
 }
 
-fn between(name: &str, value: f64, low: f64, high: f64) -> Result<()> {
-    need((low..=high).contains(&value), || format!("{name} is {value}, expected {low} to {high}"))
+fn usable(limits: Single, name: &str, value: f64) -> Result<()> {
+    limits.check(name, value).map_err(Error::Config)
 }
 
-/// The largest of a rate or coefficient that makes any sense.
-const LARGE: f64 = 1e6;
+/// A coefficient that becomes an f32 when it is divided among so many.
+fn shared(among: usize) -> Single {
+    Single { low: f32::MIN_POSITIVE * single(among as f64), ..Single::RATE }
+}
+
 /// Steps are counted in f64 by the schedule and in 63 bits by TOML.
 const MOST_STEPS: u64 = 1 << 53;
 /// Tokens are counted in 32 bits on the device.
@@ -79,8 +87,9 @@ impl Config {
                 })?;
             }
         }
-        let biased = moe.is_some_and(|moe| moe.selection_bias);
-        need(biased || train.bias_update_rate == 0.0, || {
+        // A model without experts has nothing to balance, whatever the rate.
+        let unbiased = moe.is_some_and(|moe| !moe.selection_bias);
+        need(!unbiased || train.bias_update_rate == 0.0, || {
             let family = self.model.family();
             format!(
                 "train.bias_update_rate is {}, but {family} has no selection bias: set it to 0 and balance by \
@@ -99,23 +108,75 @@ impl Config {
         })
     }
 
-    /// Verifies that the text's tokens fit the model, and that there is text to validate on.
+    /// Verifies `[data]` as far as that takes no file: what bytes need of the model, and that there is text to validate on.
     ///
     /// # Errors
     /// [`Error::Config`] with the first rule that does not hold.
     pub fn check_data(&self) -> Result<()> {
-        let vocab_size = self.model.architecture().vocab;
-        need(vocab_size >= BYTE_VOCAB, || {
+        let (data, vocab_size) = (&self.data, self.model.architecture().vocab);
+        need(data.tokenizer != Tokenizer::Byte || vocab_size >= BYTE_VOCAB, || {
             format!(
                 "model.vocab_size is {vocab_size}, but data.tokenizer \"byte\" needs at least {BYTE_VOCAB} (256 bytes and \
                  the end of a document)"
             )
         })?;
-        let fraction = self.data.validation_fraction;
+        let fraction = data.validation_fraction;
         need((0.0..1.0).contains(&fraction), || format!("data.validation_fraction is {fraction}, expected 0 up to 1"))?;
-        need(fraction > 0.0 || !self.data.validation.is_empty(), || {
+        need(fraction > 0.0 || !data.validation.is_empty(), || {
             "data.validation_fraction is 0 and data.validation names no file, so there is nothing to validate on".into()
-        })
+        })?;
+        need(data.train.is_empty() || data.source.is_empty(), || {
+            "data.train and data.source both name training text: give one of them".into()
+        })?;
+        for (at, source) in data.source.iter().enumerate() {
+            need(!source.paths.is_empty(), || format!("data.source[{at}].paths is empty, expected globs of files"))?;
+            let weight = source.weight;
+            need(weight > 0.0 && weight <= LARGE, || {
+                format!("data.source[{at}].weight is {weight}, expected more than 0 and at most {LARGE}")
+            })?;
+        }
+        let sets = data.validation_sets();
+        for (at, set) in sets.iter().enumerate() {
+            let name = &set.name;
+            need(!name.is_empty(), || "data.validation has a set without a name".into())?;
+            need(!set.paths.is_empty(), || format!("data.validation {name:?} has no paths, expected globs of files"))?;
+            need(sets[..at].iter().all(|other| other.name != *name), || {
+                format!("data.validation has two sets named {name:?}")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Verifies what only matters where weights are drawn.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for weights that would all be 0, of which no two would ever differ.
+    pub fn check_initial(&self) -> Result<()> {
+        let deviation = self.model.architecture().initializer_range;
+        match self.origin {
+            Some(_) => Ok(()),
+            None => usable(Single::FACTOR, "model.initializer_range", deviation),
+        }
+    }
+
+    /// What is allowed, and most likely not meant.
+    pub fn warnings(&self) -> Vec<String> {
+        let model = self.model.architecture();
+        let (constant, coefficient) =
+            (model.moe().is_some_and(MoeConfig::constant_weights), self.train.aux_loss_coefficient);
+        let mut warnings = Vec::new();
+        if constant && coefficient == 0.0 {
+            let normalized =
+                match ModelConfig::keys(self.model.family()).unwrap_or_default().contains(&"norm_topk_prob") {
+                    true => "model.norm_topk_prob divides that expert's weight by itself",
+                    false => "this family divides that expert's weight by itself",
+                };
+            warnings.push(format!(
+                "warning: the gradient of every router is 0, so that routers learn nothing: model.num_experts_per_tok is 1, \
+                 {normalized}, and train.aux_loss_coefficient is 0"
+            ));
+        }
+        warnings
     }
 
     /// Verifies that the model is still that of the directory which the run begins with.
@@ -181,7 +242,8 @@ impl Config {
 /// Ids of the byte tokenizer.
 const BYTE_VOCAB: usize = 257;
 
-/// Fields that change what a run does from here on, and nothing of what it did; or that no bit depends on.
+/// Fields that change what a run does from here on, and nothing of what it did; or that no bit depends on. Where texts
+/// and their tokenizer lie is such a field: what they are is compared by hash ([`crate::data::TextRecord`]).
 const MAY_CHANGE: &[&str] = &[
     "train.steps",
     "train.learning_rate",
@@ -203,6 +265,10 @@ const MAY_CHANGE: &[&str] = &[
     "activations.dispatched",
     "activations.gate_up",
     "activations.expert_hidden",
+    "data.train",
+    "data.source",
+    "data.validation",
+    "data.tokenizer",
 ];
 
 impl TrainConfig {
@@ -230,25 +296,24 @@ impl TrainConfig {
         need(micro.is_multiple_of(shards), || {
             format!("train.grad_shards is {shards}, which does not divide train.micro_batch_size, {micro}")
         })?;
-        between("train.learning_rate", self.learning_rate, 0.0, LARGE)?;
-        between("train.min_learning_rate", self.min_learning_rate, 0.0, self.learning_rate)?;
+        usable(Single::RATE, "train.learning_rate", self.learning_rate)?;
+        usable(Single::RATE, "train.min_learning_rate", self.min_learning_rate)?;
+        let (low, peak) = (self.min_learning_rate, self.learning_rate);
+        need(low <= peak, || format!("train.min_learning_rate is {low}, expected 0 to train.learning_rate, {peak}"))?;
         if self.schedule == Schedule::Wsd {
             let (warm, decay, steps) = (self.warmup_steps, self.decay_steps, self.steps);
             need(warm.saturating_add(decay) <= steps, || {
                 format!("train.warmup_steps {warm} and train.decay_steps {decay} exceed train.steps, {steps}")
             })?;
         }
-        between("train.weight_decay", self.weight_decay, 0.0, LARGE)?;
-        for (name, beta) in [("train.beta1", self.beta1), ("train.beta2", self.beta2)] {
-            need((0.0..1.0).contains(&beta), || format!("{name} is {beta}, expected 0 up to 1"))?;
-        }
+        usable(Single::RATE, "train.weight_decay", self.weight_decay)?;
+        usable(Single::DECAY, "train.beta1", self.beta1)?;
+        usable(Single::DECAY, "train.beta2", self.beta2)?;
         // A weight that never had a gradient is divided by it alone.
-        need(single(self.eps) > 0.0 && self.eps <= 1.0, || {
-            format!("train.eps is {:e}, expected more than 0 (in f32) and at most 1", self.eps)
-        })?;
-        between("train.max_grad_norm", self.max_grad_norm, 0.0, LARGE)?;
-        between("train.bias_update_rate", self.bias_update_rate, 0.0, LARGE)?;
-        between("train.aux_loss_coefficient", self.aux_loss_coefficient, 0.0, LARGE)?;
-        between("train.mtp_loss_coefficient", self.mtp_loss_coefficient, 0.0, LARGE)
+        usable(Single { high: 1.0, ..Single::FACTOR }, "train.eps", self.eps)?;
+        usable(Single::RATE, "train.max_grad_norm", self.max_grad_norm)?;
+        usable(Single::RATE, "train.bias_update_rate", self.bias_update_rate)?;
+        usable(shared(sequences), "train.aux_loss_coefficient", self.aux_loss_coefficient)?;
+        usable(shared(self.tokens()), "train.mtp_loss_coefficient", self.mtp_loss_coefficient)
     }
 }

@@ -7,9 +7,11 @@ use std::fs;
 use std::path::Path;
 
 use dropless_model::hf::{ModelDir, SpecialTokens};
+use dropless_model::words::plain;
 use toml::{Table, Value};
 
 use super::{Config, ModelConfig, Origin};
+use crate::data::TOKENIZER;
 use crate::error::{Error, Result};
 
 /// The defaults, of DeepSeek-V3; together with [`ModelConfig::keys`] the list of all keys.
@@ -27,6 +29,8 @@ const FAMILY: &str = "family";
 const LONGEST: &str = "model.max_position_embeddings";
 /// The name of overrides in messages.
 const SET: &str = "--set";
+/// More parts than any key has.
+const DEEPEST: usize = 8;
 /// The section that a run writes and no one else.
 const ORIGIN: &[&str] =
     &["origin", "origin.directory", "origin.tokens", "origin.tokens.bos", "origin.tokens.eos", "origin.tokens.pad"];
@@ -78,6 +82,12 @@ impl Config {
             let shorter = length.as_integer().map(|default| default.min(i64::try_from(longest).unwrap_or(i64::MAX)));
             *length = shorter.map_or(length.clone(), Value::Integer);
         }
+        // Its text is made of its own tokens, if it says what they are.
+        if let Some(own) = Some(dir.path.join(TOKENIZER)).filter(|file| file.is_file())
+            && let (Some(data), Some(own)) = (table.get_mut("data").and_then(Value::as_table_mut), own.to_str())
+        {
+            data.insert("tokenizer".into(), Value::String(own.to_owned()));
+        }
         for (user, name) in layers(file, overrides)? {
             reject_other_model(&user, &table, &name, &dir.path)?;
             reject_unknown(&user, &table, &name)?;
@@ -104,6 +114,14 @@ impl Config {
             overlay(&mut table, user);
         }
         from_table(table)
+    }
+
+    /// The path of the key with this name, if one key alone has it.
+    pub fn path_of(&self, key: &str) -> Option<String> {
+        let table = Table::try_from(self).ok()?;
+        let mut found = paths(&table).into_iter().filter(|path| path.rsplit('.').next() == Some(key));
+        let path = found.next().filter(|path| path.contains('.'))?;
+        found.next().is_none().then_some(path)
     }
 
     /// The configuration as TOML, every key present.
@@ -168,7 +186,7 @@ fn parse(text: &str, name: &str) -> Result<Table> {
 
 fn from_table(table: Table) -> Result<Config> {
     serde_path_to_error::deserialize(Value::Table(table))
-        .map_err(|e| Error::Config(format!("{}: {}", e.path(), one_line(e.inner().message()))))
+        .map_err(|e| Error::Config(format!("{}: {}", e.path(), plain(&one_line(e.inner().message())))))
 }
 
 fn one_line(message: &str) -> String {
@@ -198,8 +216,17 @@ fn defaults(family: Option<&str>) -> Result<Table> {
 fn parse_override(text: &str) -> Result<Table> {
     let (path, value) =
         text.split_once('=').ok_or_else(|| Error::Config(format!("--set {text}: expected section.key=value")))?;
-    let value = format!("value = {value}").parse::<Table>().ok().and_then(|mut table| table.remove("value"));
-    let value = value.unwrap_or_else(|| Value::String(text[path.len() + 1..].to_owned()));
+    let parts = path.split('.').count();
+    if parts > DEEPEST {
+        return Err(Error::Config(format!("--set: a key of {parts} parts, expected at most {DEEPEST}")));
+    }
+    let one = || Error::Config(format!("--set {text}: expected one value; give --set for each key"));
+    let value = match format!("value = {value}").parse::<Table>() {
+        Ok(mut table) => table.remove("value").filter(|_| table.is_empty()).ok_or_else(one)?,
+        // What is no TOML is a string, which goes on for one line.
+        Err(_) if value.contains(['\n', '\r']) => return Err(one()),
+        Err(_) => Value::String(value.to_owned()),
+    };
     let nest = |inner, key: &str| Value::Table(Table::from_iter([(key.trim().to_owned(), inner)]));
     match path.split('.').rev().fold(value, nest) {
         Value::Table(table) => Ok(table),

@@ -4,12 +4,14 @@
 //! [`ModelConfig`] and its families are those of [`dropless_model`].
 
 mod check;
+mod data;
 mod load;
 
 use serde::{Deserialize, Serialize};
 
 use dropless_core::NumericModel;
 
+pub use data::{DataConfig, Format, Set, Source, Tokenizer, ValidationEntry};
 pub use dropless_model::moe::Recipe;
 pub use dropless_model::nn::Policy;
 pub use dropless_model::{Activations, ModelConfig, single};
@@ -151,37 +153,6 @@ pub struct MoeConfig {
     pub memory_budget_mb: u64,
 }
 
-/// The text.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DataConfig {
-    /// Globs of text files; empty for the embedded text.
-    pub train: Vec<String>,
-    /// Globs of validation files; empty to hold out a part of the training text.
-    pub validation: Vec<String>,
-    /// The part held out.
-    pub validation_fraction: f64,
-    /// How text becomes ids.
-    pub tokenizer: Tokenizer,
-}
-
-/// How text becomes ids.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Tokenizer {
-    /// Bytes are ids 0..255; 256 ends a document.
-    Byte,
-}
-
-impl Tokenizer {
-    /// The id that ends a document.
-    pub const fn end(self) -> u32 {
-        match self {
-            Tokenizer::Byte => 256,
-        }
-    }
-}
-
 impl Config {
     /// How the model computes in training.
     pub fn options(&self) -> Options {
@@ -198,11 +169,11 @@ impl Config {
         }
     }
 
-    /// The special tokens of what the run writes: those of its origin, or the tokenizer's.
+    /// The special tokens of what a run on bytes writes: those of its origin, or the end of a document.
     pub fn special_tokens(&self) -> SpecialTokens {
-        match (&self.origin, self.data.tokenizer) {
-            (Some(origin), _) => origin.tokens.clone(),
-            (None, tokenizer) => SpecialTokens { bos: None, eos: vec![tokenizer.end()], pad: None },
+        match &self.origin {
+            Some(origin) => origin.tokens.clone(),
+            None => SpecialTokens { bos: None, eos: vec![crate::data::END], pad: None },
         }
     }
 

@@ -69,31 +69,36 @@ impl Batch {
         Ok(batch)
     }
 
-    /// Adds the window of `corpus` that starts at token `from`.
+    /// Adds the window of `corpus` that starts at token `from`. What it lacks is filled up with tokens without targets, each
+    /// of which sees itself alone.
     pub(super) fn push(&mut self, corpus: &Corpus, from: usize) {
-        let window = &corpus.tokens[from..=from + self.sequence];
+        let mut window = Vec::with_capacity(self.sequence + 1);
+        corpus.read(from..from + self.sequence + 1, &mut window);
         let mut start = 0;
-        for (at, pair) in (0u32..).zip(window.windows(2)) {
-            let ends = pair[0] == corpus.end;
-            self.ids.push(pair[0]);
-            self.targets.push(if ends { NONE } else { pair[1] });
+        for (at, &id) in (0u32..).zip(window.iter().take(self.sequence)) {
+            let ends = id == corpus.end();
+            let target = window.get(at as usize + 1).copied().filter(|_| !ends);
+            self.ids.push(id);
+            self.targets.push(target.unwrap_or(NONE));
             self.positions.push(at - start);
             self.start.push(start);
-            self.valid += usize::from(!ends);
+            self.valid += usize::from(target.is_some());
             if ends {
                 start = at + 1;
             }
         }
-    }
-
-    /// Adds a sequence without targets, so that a batch has its full size.
-    pub(super) fn pad(&mut self) {
-        let to = self.ids.len() + self.sequence;
+        let missing = self.sequence.saturating_sub(window.len());
+        let to = self.ids.len() + missing;
         self.ids.resize(to, 0);
         self.targets.resize(to, NONE);
         self.positions.resize(to, 0);
-        // A token of padding sees itself.
-        self.start.extend((0u32..).take(self.sequence));
+        self.start.extend((0u32..).take(self.sequence).skip(self.sequence - missing));
+    }
+
+    /// Keys that a token attends to, on average.
+    pub fn keys_per_token(&self) -> f64 {
+        let before: u64 = self.positions.iter().map(|&position| u64::from(position)).sum();
+        before as f64 / self.ids.len().max(1) as f64 + 1.0
     }
 
     /// Number of sequences.

@@ -1,5 +1,6 @@
-//! Text to batches: [`Corpus`] holds documents as token ids, [`Stream`] walks them in a seeded order, [`Batch`] is what
-//! a step trains on.
+//! Text to batches: a [`Tokenizer`] makes ids of files ([`Documents`], or the bytes themselves), a [`Corpus`] is the
+//! stream of their tokens, [`Stream`] walks the [`Mixture`] of several in a seeded order, [`Batch`] is what a step trains
+//! on. `docs/data.md` describes what a user sees of it.
 //!
 //! ```text
 //! documents  [A A A |] [B B |]                   | = end of document
@@ -9,9 +10,22 @@
 //! ```
 
 mod batch;
+mod bytes;
 mod corpus;
+mod files;
+pub mod indexed;
+pub mod jsonl;
+mod load;
+mod permutation;
+pub mod prepare;
 mod stream;
+pub mod tokenizer;
 
 pub use batch::{Batch, Share};
-pub use corpus::{Corpus, END};
-pub use stream::{Position, Stream, validation};
+pub use bytes::Bytes;
+pub use corpus::Corpus;
+pub use files::{matching, once};
+pub use indexed::Documents;
+pub use load::{TextRecord, Texts};
+pub use stream::{Mixture, Place, Position, Stream, validation};
+pub use tokenizer::{Decoder, END, Kept, TOKENIZER, Tokenizer};

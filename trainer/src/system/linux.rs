@@ -9,6 +9,20 @@ pub(super) fn peak() -> Option<u64> {
     field.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// The least memory limit of the control groups of this process.
+pub(super) fn cgroup_limit() -> Option<u64> {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    super::cgroup::limit(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"), |path| {
+        fs::read_to_string(path).ok()
+    })
+}
+
+/// Bytes of address space that this process has reserved.
+pub(super) fn reserved() -> Option<u64> {
+    let pages = fs::read_to_string("/proc/self/statm").ok()?.split(' ').next()?.parse::<u64>().ok()?;
+    pages.checked_mul(rustix::param::page_size() as u64)
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

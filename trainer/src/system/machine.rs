@@ -9,6 +9,32 @@ pub(crate) fn installed() -> Option<u64> {
     Some(system.total_memory()).filter(|&bytes| bytes > 0)
 }
 
+/// How much memory this process may use, and what says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limit {
+    pub(crate) bytes: u64,
+    pub(crate) of: &'static str,
+}
+
+/// The least of what limits the memory of this process; None where nothing is known.
+pub(crate) fn memory_limit() -> Option<Limit> {
+    #[cfg(all(target_os = "linux", not(dropless_portable)))]
+    let group = super::linux::cgroup_limit();
+    #[cfg(not(all(target_os = "linux", not(dropless_portable))))]
+    let group = None;
+    #[cfg(all(unix, not(dropless_portable)))]
+    let space = super::unix::address_space();
+    #[cfg(not(all(unix, not(dropless_portable))))]
+    let space = None;
+    let all = [
+        (installed(), "the memory of this machine"),
+        (group, "the limit of its control group"),
+        (space, "the limit of its address space"),
+    ];
+    let known = all.into_iter().filter_map(|(bytes, of)| Some(Limit { bytes: bytes?, of }));
+    known.min_by_key(|limit| limit.bytes)
+}
+
 /// Bytes of memory that this process had at most, or has now where only that is known.
 pub(crate) fn peak() -> Option<u64> {
     #[cfg(all(target_os = "linux", not(dropless_portable)))]

@@ -6,6 +6,8 @@
 //! where there is no other machine.
 
 #[cfg(all(target_os = "linux", not(dropless_portable)))]
+mod cgroup;
+#[cfg(all(target_os = "linux", not(dropless_portable)))]
 mod linux;
 mod machine;
 #[cfg(any(test, not(unix), dropless_portable))]
@@ -13,11 +15,11 @@ mod portable;
 #[cfg(all(unix, not(dropless_portable)))]
 mod unix;
 
-pub(crate) use machine::{installed, peak, processor};
+pub(crate) use machine::{Limit, installed, memory_limit, peak, processor};
 #[cfg(any(not(unix), dropless_portable))]
-pub(crate) use portable::{Signals, apart, code, stop};
+pub(crate) use portable::{Signals, apart, code, columns, stop};
 #[cfg(all(unix, not(dropless_portable)))]
-pub(crate) use unix::{Signals, apart, code, stop};
+pub(crate) use unix::{Signals, apart, code, columns, stop};
 
 /// What is asked of a process and of those that it started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,6 +32,11 @@ pub(crate) fn stop(process: &mut Child, _how: Stop) {
     let _ = process.kill();
 }
 
+/// Columns of the terminal at the standard error; unknown here.
+pub(crate) fn columns() -> Option<u16> {
+    None
+}
+
 /// The exit code; 1 if there is none.
 pub(crate) fn code(status: ExitStatus) -> u8 {
     status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
@@ -47,6 +52,11 @@ mod tests {
         command.arg(argument).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
         apart(&mut command);
         command
+    }
+
+    #[test]
+    fn the_terminal_is_unknown() {
+        assert_eq!(columns(), None);
     }
 
     #[test]

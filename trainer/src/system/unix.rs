@@ -25,6 +25,16 @@ impl Signals {
     }
 }
 
+/// Bytes of address space that this process may still take, where that is limited (`ulimit -v`).
+pub(crate) fn address_space() -> Option<u64> {
+    let most = rustix::process::getrlimit(rustix::process::Resource::As).current?;
+    #[cfg(target_os = "linux")]
+    let reserved = super::linux::reserved().unwrap_or(0);
+    #[cfg(not(target_os = "linux"))]
+    let reserved = 0;
+    Some(most.saturating_sub(reserved))
+}
+
 /// Makes the process that will be started one that [`stop`] reaches alone, with what it starts.
 pub(crate) fn apart(command: &mut Command) {
     command.process_group(0);
@@ -45,6 +55,11 @@ pub(crate) fn stop(process: &mut Child, how: Stop) {
     };
     // One that has just ended is found by who waits for it.
     let _ = kill_process_group(Pid::from_child(process), signal);
+}
+
+/// Columns of the terminal at the standard error.
+pub(crate) fn columns() -> Option<u16> {
+    rustix::termios::tcgetwinsize(io::stderr()).ok().map(|size| size.ws_col).filter(|&columns| columns > 0)
 }
 
 /// The exit code, or 128 + the signal that ended the process, as shells have it.

@@ -8,45 +8,94 @@ use dropless_model::nn::Tokens;
 use super::{inputs, ranks, state, step};
 use crate::collective::away;
 use crate::config::Config;
-use crate::data::{self, Corpus};
+use crate::data::{self, Corpus, Texts};
 use crate::error::Result;
 use crate::options::TrainOptions;
 
-/// The loss on the validation text.
-#[derive(Clone, Copy, Debug)]
+/// The loss on a validation set.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Validation {
-    /// In nats per token.
+    /// The set.
+    pub name: String,
+    /// In nats per target.
     pub loss: f64,
-    /// Entropy of the text when every byte is drawn on its own, in nats per byte.
+    /// Targets that were counted.
+    pub targets: usize,
+    /// Entropy of the text when every token is drawn on its own, in nats per token.
     pub unigram: f64,
+    /// What a token is: a byte, or a token.
+    pub unit: &'static str,
 }
 
-/// The loss of these weights on the whole validation text of `config`; None where the first rank lives in another process.
+/// The mean loss over the targets of all sets, in nats.
+pub fn overall(sets: &[Validation]) -> f64 {
+    match sets {
+        [set] => set.loss,
+        _ => {
+            let targets: usize = sets.iter().map(|set| set.targets).sum();
+            sets.iter().map(|set| set.loss * set.targets as f64).sum::<f64>() / targets.max(1) as f64
+        }
+    }
+}
+
+/// The loss of these weights on each whole validation set of `config`; None where the first rank lives in another process.
 ///
 /// # Errors
 /// A configuration or text that does not fit, tensors that cannot be read, and failures of the ranks.
-pub fn evaluate(config: &Config, weights: &WeightFiles, options: &TrainOptions) -> Result<Option<Validation>> {
+pub fn evaluate(config: &Config, weights: &WeightFiles, options: &TrainOptions) -> Result<Option<Vec<Validation>>> {
     config.check(options.ranks, options.expert_ranks())?;
     config.check_data()?;
-    let (_, validation) = Corpus::load(config)?;
-    let loss = ranks::run(options.open_ranks(config.train.numerics.into())?, |backend| {
+    let texts = Texts::load(config)?;
+    let losses = ranks::run(options.open_ranks(config.train.numerics.into())?, |backend| {
         let tokens = inputs::tokens(backend, config)?;
         let mut model = Model::new(backend, &config.model.architecture(), &config.inference(), &tokens)?;
         away(&[backend], || state::load(backend, &mut model, weights, None))?;
-        mean_loss(backend, config, &tokens, &model, &validation, 0)
+        mean_losses(backend, config, &tokens, &model, &texts, 0)
     })?;
-    Ok(loss.map(|loss| Validation { loss, unigram: validation.unigram_entropy() }))
+    Ok(losses.map(|losses| described(&texts, losses)))
+}
+
+/// The losses of [`mean_losses`] with the sets they are of.
+pub(super) fn described(texts: &Texts, losses: Vec<Mean>) -> Vec<Validation> {
+    let set = |((name, text), mean): (&(String, Corpus), Mean)| Validation {
+        name: name.clone(),
+        loss: mean.loss,
+        targets: mean.targets,
+        unigram: text.unigram_entropy(),
+        unit: texts.tokenizer.unit(),
+    };
+    texts.validation.iter().zip(losses).map(set).collect()
+}
+
+/// The mean loss over targets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mean {
+    pub(super) loss: f64,
+    pub(super) targets: usize,
+}
+
+/// [`mean_loss`] of each validation set.
+pub(super) fn mean_losses(
+    backend: &dyn Backend,
+    config: &Config,
+    tokens: &Tokens,
+    model: &Model,
+    texts: &Texts,
+    batches: usize,
+) -> Result<Vec<Mean>> {
+    let mean = |(_, text): &(String, Corpus)| mean_loss(backend, config, tokens, model, text, batches);
+    texts.validation.iter().map(mean).collect()
 }
 
 /// The mean loss over that many batches of the text, or over all of it for 0, in nats per token; the same on every rank.
-pub(super) fn mean_loss(
+fn mean_loss(
     backend: &dyn Backend,
     config: &Config,
     tokens: &Tokens,
     model: &Model,
     text: &Corpus,
     batches: usize,
-) -> Result<f64> {
+) -> Result<Mean> {
     let train = &config.train;
     let limit = if batches == 0 { usize::MAX } else { batches };
     let (mut sum, mut count) = (0.0, 0);
@@ -55,5 +104,5 @@ pub(super) fn mean_loss(
         sum += f64::from(step::evaluate(backend, config, tokens, model, &batch)?);
         count += batch.valid;
     }
-    Ok(sum / count.max(1) as f64)
+    Ok(Mean { loss: sum / count.max(1) as f64, targets: count })
 }

@@ -9,7 +9,7 @@ use super::{inputs, ranks, state, step};
 use crate::checkpoint::digest;
 use crate::collective::{away, gather_bytes};
 use crate::config::Config;
-use crate::data::{Corpus, Position, Stream};
+use crate::data::{Mixture, Position, Stream, Texts};
 use crate::error::Result;
 use crate::options::TrainOptions;
 use crate::schedule;
@@ -21,14 +21,14 @@ use crate::schedule;
 /// A configuration or text that does not fit, and failures of the ranks.
 pub fn steps_in_memory(config: &Config, options: &TrainOptions, steps: u64) -> Result<Option<String>> {
     config.check(options.ranks, options.expert_ranks())?;
+    config.check_initial()?;
     config.check_data()?;
-    let (train, _) = Corpus::load(config)?;
-    let train = Arc::new(train);
+    let train = Texts::load(config)?.train;
     let ranks = options.open_ranks(config.train.numerics.into())?;
     ranks::run(ranks, |backend| on_rank(backend, config, train.clone(), steps))
 }
 
-fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Corpus>, steps: u64) -> Result<String> {
+fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Mixture>, steps: u64) -> Result<String> {
     let train = &config.train;
     let tokens = inputs::tokens(backend, config)?;
     let mut model = Model::new(backend, &config.model.architecture(), &config.options(), &tokens)?;

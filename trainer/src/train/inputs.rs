@@ -1,7 +1,7 @@
 //! A rank's share of a micro-batch, brought to the device.
 
 use dropless_core::ops::NONE;
-use dropless_core::{Backend, DType};
+use dropless_core::{Backend, DType, Error, Memory};
 use dropless_model::nn::Tokens;
 use dropless_model::{Inputs, NextInputs};
 
@@ -81,6 +81,15 @@ pub(super) fn upload(backend: &dyn Backend, share: Share<'_>, sequence: usize, s
         scale: scale(scales.loss)?,
         next,
     })
+}
+
+/// The tensors that [`upload`] makes for so many tokens, with undefined contents.
+pub(super) fn blank(backend: &dyn Backend, tokens: usize, next: bool) -> Result<Inputs> {
+    let ids = || backend.alloc(DType::U32, &[tokens], Memory::Device);
+    let scale = || backend.alloc(DType::F32, &[1], Memory::Device);
+    let next =
+        next.then(|| Ok::<_, Error>(NextInputs { ids: ids()?, targets: ids()?, scale: scale()? })).transpose()?;
+    Ok(Inputs { ids: ids()?, targets: ids()?, positions: ids()?, start: ids()?, scale: scale()?, next })
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 mod evaluate;
 mod in_memory;
 mod inputs;
+mod need;
 pub mod ranks;
 pub mod reference;
 pub mod state;
@@ -13,26 +14,30 @@ mod step;
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
 
 use dropless_core::{Backend, Error as CoreError, Group, Tensor};
 use dropless_model::nn::Tokens;
 use dropless_model::optimizer::{self, Gradients};
+use dropless_model::words::count;
 use dropless_model::{Architecture, Model};
 
-pub use evaluate::{Validation, evaluate};
+pub use evaluate::{Validation, evaluate, overall};
 pub use in_memory::steps_in_memory;
+pub use need::{Need, RankNeed, of_rank};
 pub use step::StepResult;
 
 use crate::checkpoint::{self, Checkpoint, Save, State};
 use crate::collective::{agree, away, broadcast, gather_number, same};
-use crate::config::Config;
-use crate::data::{Corpus, Position, Stream};
+use crate::config::{Config, DataConfig};
+use crate::data::{Kept, Position, Stream, Texts};
 use crate::error::{Error, Result};
-use crate::metrics::{Load, Metrics, Progress, Record, Speed};
+use crate::metrics::{Load, Metrics, Record, Speed};
 use crate::options::TrainOptions;
+use crate::output;
+use crate::progress::Progress;
 use crate::schedule;
+use evaluate::Mean;
 
 /// The file with a run's effective configuration; it is there as soon as the run has begun.
 pub const CONFIG: &str = "config.toml";
@@ -44,12 +49,12 @@ pub const LOCK: &str = "lock";
 pub struct Summary {
     /// Steps done.
     pub steps: u64,
-    /// Loss of the last step, in nats per token; None when there was no step left to do.
+    /// Loss of the last step, in nats per token; None when there was no step left to do, or nothing to predict in it.
     pub loss: Option<f32>,
-    /// Validation loss after the last step, in nats per token.
-    pub validation: f64,
-    /// Entropy of the validation text when every byte is drawn on its own, in nats per token.
-    pub unigram: f64,
+    /// Steps in which there was nothing to predict.
+    pub without_targets: u64,
+    /// What the validation after the last step came to, for each set.
+    pub validation: Vec<Validation>,
     /// Hash over all weights and optimizer state.
     pub digest: String,
     /// The last checkpoint.
@@ -60,10 +65,8 @@ pub struct Summary {
 struct Run<'a> {
     config: &'a Config,
     options: &'a TrainOptions,
-    train: Arc<Corpus>,
-    validation: Corpus,
-    /// Hash of both texts.
-    text: blake3::Hash,
+    need: Need,
+    texts: Texts,
 }
 
 /// Trains as configured, from the beginning or from the newest checkpoint in `options.out`. The summary is there in the
@@ -85,15 +88,18 @@ pub fn run(config: &Config, options: &TrainOptions) -> Result<Option<Summary>> {
 pub fn run_on(ranks: Vec<Box<dyn Backend>>, config: &Config, options: &TrainOptions) -> Result<Option<Summary>> {
     let groups = ranks.first().map_or((0, 0), |rank| (rank.caps().ranks, rank.caps().expert_ranks));
     config.check(groups.0, groups.1)?;
+    config.check_initial()?;
     config.check_data()?;
     let all: Vec<&dyn Backend> = ranks.iter().map(|rank| &**rank).collect();
-    let run = away(&all, || Run::load(config, options))?;
+    let need = Need::of(&ranks, config, options)?;
+    need.check()?;
+    let run = away(&all, || Run::load(config, options, need))?;
     let _lock = if ranks::lead(&ranks) { Some(lock(&options.out)?) } else { None };
-    let unigram = run.validation.unigram_entropy();
     let end = ranks::run(ranks, |backend| Rank::new(&run, backend)?.train())?;
-    Ok(end.map(|End { steps, loss, validation, saved }| {
+    Ok(end.map(|End { steps, loss, without_targets, validation, saved }| {
         let checkpoint::Saved { path: checkpoint, digest } = saved.expect("the first rank saves last");
-        Summary { steps, loss, validation, unigram, digest, checkpoint }
+        let validation = evaluate::described(&run.texts, validation);
+        Summary { steps, loss, without_targets, validation, digest, checkpoint }
     }))
 }
 
@@ -119,13 +125,8 @@ fn write_config(out: &Path, config: &Config) -> Result<()> {
 }
 
 impl<'a> Run<'a> {
-    fn load(config: &'a Config, options: &'a TrainOptions) -> Result<Run<'a>> {
-        let (train, validation) = Corpus::load(config)?;
-        let mut text = blake3::Hasher::new();
-        for corpus in [&train, &validation] {
-            text.update(bytemuck::cast_slice(corpus.tokens()));
-        }
-        Ok(Run { config, options, train: Arc::new(train), validation, text: text.finalize() })
+    fn load(config: &'a Config, options: &'a TrainOptions, need: Need) -> Result<Run<'a>> {
+        Ok(Run { config, options, need, texts: Texts::load(config)? })
     }
 
     /// The checkpoint where the run goes on, if there is one: the first rank finds it, and all open it.
@@ -143,11 +144,12 @@ impl<'a> Run<'a> {
     /// The newest undamaged checkpoint, which must fit the configuration.
     fn newest(&self) -> Result<Option<Checkpoint>> {
         let out = &self.options.out;
-        checkpoint::remove_incomplete(out)?.iter().for_each(|note| eprintln!("{note}"));
+        checkpoint::remove_incomplete(out)?.iter().for_each(output::tell);
         let found = checkpoint::newest(out)?;
-        found.notes.iter().for_each(|note| eprintln!("{note}"));
+        found.notes.iter().for_each(output::tell);
         if let Some(checkpoint) = &found.checkpoint {
             checkpoint.state.config.check_continues_as(self.config)?;
+            checkpoint.state.text.check_continues_as(&self.texts.record)?;
         }
         Ok(found.checkpoint)
     }
@@ -178,7 +180,8 @@ struct Report {
 struct End {
     steps: u64,
     loss: Option<f32>,
-    validation: f64,
+    without_targets: u64,
+    validation: Vec<Mean>,
     saved: Option<checkpoint::Saved>,
 }
 
@@ -186,7 +189,7 @@ impl<'a> Rank<'a> {
     fn new(run: &'a Run<'a>, backend: &'a dyn Backend) -> Result<Rank<'a>> {
         let (config, train) = (run.config, &run.config.train);
         same(backend, "configuration", config.to_toml().as_bytes())?;
-        same(backend, "text", run.text.as_bytes())?;
+        same(backend, "text", run.texts.record.hash().as_bytes())?;
         let from = run.resume(backend)?;
         let tokens = inputs::tokens(backend, config)?;
         let parts = config.model.architecture();
@@ -202,9 +205,11 @@ impl<'a> Rank<'a> {
             saved_step = Some(done);
             saved = Some(checkpoint::Saved { path, digest });
         }
-        let stream = Stream::new(run.train.clone(), train.sequence_length, train.seed, position)?;
+        let stream = Stream::new(run.texts.train.clone(), train.sequence_length, train.seed, position)?;
         let report = if backend.caps().rank == 0 {
+            Kept::write(&run.texts.tokenizer, &run.options.out)?;
             write_config(&run.options.out, config)?;
+            config.warnings().iter().for_each(output::tell);
             let progress = Progress::new(train.steps, done, train.log_interval);
             let caps = backend.caps();
             let (total, active) = (model.params.total(caps.expert_ranks), active(&parts, &model, caps.expert_ranks));
@@ -213,10 +218,14 @@ impl<'a> Rank<'a> {
                 replicas => format!(" ({} share the experts, {replicas} times)", caps.expert_ranks),
             };
             progress.note(&format!(
-                "{} on {} ranks{shared}: {}, {:?}",
-                caps.backend, caps.ranks, caps.device, caps.numerics
+                "{} on {}{shared}: {}, {:?}",
+                caps.backend,
+                count(caps.ranks, "rank"),
+                caps.device,
+                caps.numerics
             ));
             progress.note(&format!("{total} parameters, {active} of them active for a token"));
+            format!("memory\n{}", run.need).lines().for_each(|line| progress.note(line));
             Some(Report { metrics: Metrics::open(&run.options.out, done)?, progress })
         } else {
             None
@@ -226,23 +235,27 @@ impl<'a> Rank<'a> {
 
     fn train(mut self) -> Result<End> {
         let train = &self.run.config.train;
-        let mut loss = None;
+        let (mut loss, mut without_targets) = (None, 0);
         if self.saved_step.is_none() && train.steps == 0 {
             self.save()?;
         }
         while self.done < train.steps {
             let mut record = self.step().map_err(Error::in_step(self.done + 1))?;
-            loss = Some(record.loss);
+            loss = record.loss;
+            without_targets += u64::from(record.loss.is_none());
             let last = self.done == train.steps;
             let due = |interval: u64| interval > 0 && self.done.is_multiple_of(interval);
             if due(train.eval_interval) && !last {
-                record.validation_loss = Some(self.validate(train.eval_batches).map_err(Error::in_step(self.done))?);
+                let losses = self.validate(train.eval_batches).map_err(Error::in_step(self.done))?;
+                record.validation = evaluate::described(&self.run.texts, losses);
             }
             if let Some(report) = &mut self.report {
                 report.metrics.write(&record)?;
                 report.progress.step(&record);
-                if let Some(loss) = record.validation_loss {
-                    report.progress.note(&format!("step {}: validation loss {loss:.4}", record.step));
+                for set in &record.validation {
+                    let of =
+                        if set.name == DataConfig::VALIDATION { String::new() } else { format!(" of {}", set.name) };
+                    report.progress.note(&format!("step {}: validation loss{of} {:.4}", record.step, set.loss));
                 }
             }
             if due(train.checkpoint_interval) || last {
@@ -256,7 +269,7 @@ impl<'a> Rank<'a> {
         if let Some(report) = &self.report {
             report.progress.finish();
         }
-        Ok(End { steps: self.done, loss, validation, saved: self.saved })
+        Ok(End { steps: self.done, loss, without_targets, validation, saved: self.saved })
     }
 
     /// One optimizer step.
@@ -279,19 +292,20 @@ impl<'a> Rank<'a> {
         let caps = self.backend.caps();
         Ok(Record {
             step,
-            loss: result.loss,
+            loss: (batch.valid > 0).then_some(result.loss),
+            targets: batch.valid,
             grad_norm: result.grad_norm,
             lr: numbers.learning_rate,
             speed: Speed {
                 step_s,
                 tokens: train.tokens(),
-                flops_per_token: config.model.architecture().flops_per_token(train.sequence_length),
+                flops_per_token: config.model.architecture().flops_per_token(batch.keys_per_token()),
                 ranks: caps.ranks,
                 peak_flops: caps.peak_flops,
                 timings: self.backend.timings()?,
             },
             expert_load: Load::of(result.counts.iter().flatten()),
-            validation_loss: None,
+            validation: Vec::new(),
         })
     }
 
@@ -322,11 +336,14 @@ impl<'a> Rank<'a> {
         Ok(self.not_finite(step, name))
     }
 
-    /// The mean loss over that many batches of the validation text, or over all of it for 0, in nats per token.
-    fn validate(&self, batches: usize) -> Result<f64> {
-        let text = &self.run.validation;
-        let loss = evaluate::mean_loss(self.backend, self.run.config, &self.tokens, &self.model, text, batches)?;
-        if loss.is_finite() { Ok(loss) } else { Err(self.not_finite(self.done, "the validation loss".into())) }
+    /// The mean loss over that many batches of each validation set, or over all of it for 0.
+    fn validate(&self, batches: usize) -> Result<Vec<Mean>> {
+        let (config, texts) = (self.run.config, &self.run.texts);
+        let losses = evaluate::mean_losses(self.backend, config, &self.tokens, &self.model, texts, batches)?;
+        match losses.iter().all(|mean| mean.loss.is_finite()) {
+            true => Ok(losses),
+            false => Err(self.not_finite(self.done, "the validation loss".into())),
+        }
     }
 
     /// The error for a tensor or number that is not finite.
@@ -346,7 +363,8 @@ impl<'a> Rank<'a> {
                 None => Ok((weights, optimizer)),
             }
         })?;
-        let state = State { step: self.done, position: self.stream.position(), config: run.config.clone() };
+        let (position, text) = (self.stream.position(), run.texts.record.clone());
+        let state = State { step: self.done, position, text, config: run.config.clone() };
         let save = Save {
             out: &run.options.out,
             weights: &weights,

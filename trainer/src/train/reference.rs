@@ -17,6 +17,7 @@ use crate::config::{Activations, Config, Recipe};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::options::TrainOptions;
+use crate::output;
 
 /// Tensors by name.
 pub type Named = Vec<(String, Vec<f32>)>;
@@ -30,7 +31,8 @@ pub struct Computed {
     pub zero: Vec<String>,
 }
 
-/// Computes what `expected.safetensors` of a model directory holds: `logits.f32`, `loss.f32` and `grad.*`.
+/// Computes what `expected.safetensors` of a model directory holds: `logits.f32`, `loss.f32` and, if there is any,
+/// `grad.*`. Without a gradient there, nothing is allocated for training.
 ///
 /// The directory has `config.json`, `model.safetensors` and token ids `input_ids` `[sequences, tokens]` in
 /// `expected.safetensors`. The loss is the mean cross-entropy of the next token. Experts' gradients come as the other
@@ -42,10 +44,13 @@ pub struct Computed {
 pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &TrainOptions) -> Result<Option<Computed>> {
     let files = ModelDir::open(dir)?;
     if options.world.as_ref().is_none_or(|world| world.rank == 0) {
-        files.notes().iter().for_each(|note| eprintln!("{note}"));
+        files.notes().iter().for_each(output::tell);
     }
     let ModelDir { config: HfConfig { model, .. }, weights, .. } = files;
-    let batch = batch(&dir.join("expected.safetensors"), model.architecture().vocab)?;
+    let file = dir.join("expected.safetensors");
+    let expected = TensorFiles::open_files(vec![file.clone()])?;
+    let batch = batch(&expected, &file, model.architecture().vocab)?;
+    let with_gradients = expected.names().any(|name| name.starts_with(GRADIENT));
     let mut config = Config::load(None, &[])?;
     config.model = model;
     config.activations = Activations::default();
@@ -65,38 +70,56 @@ pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &Tra
     }
     config.check(options.ranks, options.expert_ranks())?;
 
-    let tensors = ranks::run(options.open_ranks(numerics)?, |backend| on_rank(backend, &config, &weights, &batch))?;
+    let ranks = options.open_ranks(numerics)?;
+    let tensors = ranks::run(ranks, |backend| on_rank(backend, &config, &weights, &batch, with_gradients))?;
     Ok(tensors.map(|tensors| Computed { tensors, zero: zero(&config.model.architecture()) }))
 }
 
 /// The gradients that are zero in exact arithmetic.
 fn zero(parts: &Architecture) -> Vec<String> {
-    let constant = |feed: &Feed| matches!(feed, Feed::Moe(moe) if moe.top_k == 1 && moe.normalize);
+    let constant = |feed: &Feed| matches!(feed, Feed::Moe(moe) if moe.constant_weights());
     let routers = parts.feeds().enumerate().filter(|(_, feed)| constant(feed));
     let router = |layer| format!("model.layers.{layer}.{}.gate.weight", parts.names.moe);
-    routers.map(|(layer, _)| format!("grad.{}", layout::fused(&parts.names, &router(layer)))).collect()
+    routers.map(|(layer, _)| format!("{GRADIENT}{}", layout::fused(&parts.names, &router(layer)))).collect()
 }
 
 const LOGITS: &str = "logits.f32";
+const LOSS: &str = "loss.f32";
+/// What the name of a gradient begins with.
+pub(crate) const GRADIENT: &str = "grad.";
 
-fn on_rank(backend: &dyn Backend, config: &Config, weights: &WeightFiles, batch: &Batch) -> Result<Named> {
+fn on_rank(
+    backend: &dyn Backend,
+    config: &Config,
+    weights: &WeightFiles,
+    batch: &Batch,
+    with_gradients: bool,
+) -> Result<Named> {
     let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
     let tokens = tokens(backend, config)?;
     let parts = config.model.architecture();
-    let mut model = Model::new(backend, &parts, &config.options(), &tokens)?;
+    let model_options = if with_gradients { config.options() } else { config.inference() };
+    let mut model = Model::new(backend, &parts, &model_options, &tokens)?;
     away(&[backend], || state::load(backend, &mut model, weights, None))?;
     let share = batch.share(batch.sequences(), 0, rank, ranks);
-    let inputs = upload(backend, share, batch.sequence, Scales::new(batch, None))?;
+    let scales = Scales::new(batch, None);
+    let inputs = upload(backend, share, batch.sequence, scales)?;
     let logits = backend.download(&model.logits(backend, &tokens, &inputs)?)?;
-    let (result, gradients, _) = step::gradients(backend, config, &tokens, &model, batch)?;
-    let mut out = vec![(LOGITS.to_owned(), logits), ("loss.f32".to_owned(), vec![result.loss])];
-    for (name, gradient) in gradients.sums.by_name(&model.params)? {
-        let name = format!("grad.{}", layout::fused(&parts.names, &name));
-        let (name, values) = (name, backend.download::<f32>(&gradient)?);
-        match out.iter_mut().find(|(n, _)| *n == name) {
-            Some((_, all)) => all.extend(values),
-            None => out.push((name, values)),
+    let mut out = vec![(LOGITS.to_owned(), logits)];
+    if with_gradients {
+        let (result, gradients, _) = step::gradients(backend, config, &tokens, &model, batch)?;
+        out.push((LOSS.to_owned(), vec![result.loss]));
+        for (name, gradient) in gradients.sums.by_name(&model.params)? {
+            let name = format!("{GRADIENT}{}", layout::fused(&parts.names, &name));
+            let values = backend.download::<f32>(&gradient)?;
+            match out.iter_mut().find(|(n, _)| *n == name) {
+                Some((_, all)) => all.extend(values),
+                None => out.push((name, values)),
+            }
         }
+    } else {
+        let sum = step::evaluate(backend, config, &tokens, &model, batch)?;
+        out.push((LOSS.to_owned(), vec![sum * scales.loss]));
     }
     for (name, values) in &mut out {
         // Sequences and experts of the ranks follow each other; the rest is the same on all of them.
@@ -111,8 +134,7 @@ fn on_rank(backend: &dyn Backend, config: &Config, weights: &WeightFiles, batch:
     Ok(out)
 }
 
-fn batch(path: &Path, vocabulary: usize) -> Result<Batch> {
-    let expected = TensorFiles::open_files(vec![path.to_path_buf()])?;
+fn batch(expected: &TensorFiles, path: &Path, vocabulary: usize) -> Result<Batch> {
     let ids = expected.ids("input_ids")?;
     let bad = |what: String| Error::checkpoint(path, what);
     let shape = expected.shape("input_ids")?;

@@ -7,6 +7,7 @@ use dropless_model::hf::{ModelDir, NamedTensor, TensorFiles, WeightFiles};
 
 use crate::config::Config;
 use crate::error::Result;
+use crate::output;
 
 /// What the optimizer's first moment of a weight is called in a checkpoint.
 fn first_moment(name: &str) -> String {
@@ -31,7 +32,7 @@ pub fn begin(backend: &dyn Backend, model: &mut Model, config: &Config) -> Resul
     let dir = ModelDir::open(origin.directory.as_ref())?;
     config.check_origin(&dir)?;
     if backend.caps().rank == 0 {
-        dir.notes().iter().for_each(|note| eprintln!("{note}"));
+        dir.notes().iter().for_each(output::tell);
     }
     load(backend, model, &dir.weights, None)
 }

@@ -3,10 +3,10 @@
 use dropless_core::numerics::reduce::tree;
 use dropless_core::ops::{Add, Fill, SumRows};
 use dropless_core::{Backend, DType, Group, Memory, Tensor};
-use dropless_model::Model;
 use dropless_model::collective::gather;
 use dropless_model::nn::Tokens;
 use dropless_model::optimizer::{self, Gradients};
+use dropless_model::{Inputs, Model};
 
 use super::inputs::{Scales, upload};
 use crate::config::Config;
@@ -86,11 +86,30 @@ pub(super) fn gradients(
     let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
     let has_next = config.model.architecture().next.is_some();
     let scales = Scales::new(batch, has_next.then_some(train.mtp_loss_coefficient));
+    let micro_batches = (0..train.batch_size / train.micro_batch_size).map(|micro| {
+        let share = batch.share(train.micro_batch_size, micro, rank, ranks);
+        upload(backend, share, batch.sequence, scales)
+    });
+    accumulate(backend, config, tokens, model, scales, micro_batches)
+}
+
+/// The same of micro-batches on the device, each of which is made when the one before is done.
+///
+/// # Errors
+/// As [`gradients`].
+pub(super) fn accumulate(
+    backend: &dyn Backend,
+    config: &Config,
+    tokens: &Tokens,
+    model: &Model,
+    scales: Scales,
+    micro_batches: impl Iterator<Item = Result<Inputs>>,
+) -> Result<(StepResult, Gradients, Vec<Tensor>)> {
+    let train = &config.train;
     model.clear_gradients(backend)?;
     let mut totals = Totals::new(backend, tokens.shards())?;
-    for micro in 0..train.batch_size / train.micro_batch_size {
-        let share = batch.share(train.micro_batch_size, micro, rank, ranks);
-        let inputs = upload(backend, share, batch.sequence, scales)?;
+    for inputs in micro_batches {
+        let inputs = inputs?;
         let losses = model.step(backend, tokens, &inputs)?;
         totals.add(LOSS, &losses.tokens)?;
         if let Some(next) = &losses.next {

@@ -24,7 +24,7 @@ pub(crate) static ADAMW: Kernel<AdamWScalars> = Kernel::new(
         Binding::in_place("param", F32),
         Binding::in_place("m", F32),
         Binding::in_place("v", F32),
-        Binding::write("half", &[DType::Bf16]).optional(),
+        Binding::write("param_bf16", &[DType::Bf16]).optional(),
         Binding::read("clip", F32),
         Binding::read("step", F32),
     ],
@@ -67,7 +67,7 @@ impl RowWise for AdamW<'_> {
             eps: self.eps.to_bits(),
             decay: self.decay.to_bits(),
         };
-        let flat = [Some(self.grad), Some(self.param), Some(self.m), Some(self.v), self.half];
+        let flat = [Some(self.grad), Some(self.param), Some(self.m), Some(self.v), self.param_bf16];
         elements(gpu, &ADAMW, &flat, &[Some(self.clip), Some(self.step)], scalars)
     }
 }

@@ -23,7 +23,7 @@ pub(crate) static ADAMW: Shader<AdamWScalars> = Shader::new(
         Binding::in_place("param", F32),
         Binding::in_place("m", F32),
         Binding::in_place("v", F32),
-        Binding::write("half", &[DType::Bf16]).optional(),
+        Binding::write("param_bf16", &[DType::Bf16]).optional(),
     ],
 );
 
@@ -70,7 +70,7 @@ impl RowWise for AdamW<'_> {
             Some(self.param),
             Some(self.m),
             Some(self.v),
-            self.half,
+            self.param_bf16,
         ];
         elements(stream, &ADAMW, &tensors, scalars, count)
     }

@@ -15,7 +15,7 @@ impl Fast for AdamW<'_> {
             (memory::input(OP, self.grad)?, memory::input(OP, self.clip)?, memory::input(OP, self.step)?);
         let (mut param, mut m, mut v) =
             (memory::output(OP, self.param)?, memory::output(OP, self.m)?, memory::output(OP, self.v)?);
-        let mut half = memory::output_opt(OP, self.half)?;
+        let mut param_bf16 = memory::output_opt(OP, self.param_bf16)?;
         let step = [step.f32()[0], step.f32()[1], step.f32()[2]];
         let clip = clip.f32()[1];
         let grad = grad.f32();
@@ -26,7 +26,7 @@ impl Fast for AdamW<'_> {
             v.f32().par_chunks_mut(TILE),
         )
             .into_par_iter();
-        match &mut half {
+        match &mut param_bf16 {
             None => tiles.for_each(|(grad, param, m, v)| {
                 simd::with(
                     simd,
@@ -34,18 +34,20 @@ impl Fast for AdamW<'_> {
                     || update_tile(self, clip, step, grad, param, m, v),
                 )
             }),
-            Some(half) => tiles.zip(half.bf16().par_chunks_mut(TILE)).for_each(|((grad, param, m, v), half)| {
-                simd::with(
-                    simd,
-                    #[inline(always)]
-                    || update_tile(self, clip, step, grad, param, m, v),
-                );
-                simd::with(
-                    simd,
-                    #[inline(always)]
-                    || round_tile(param, half),
-                );
-            }),
+            Some(param_bf16) => {
+                tiles.zip(param_bf16.bf16().par_chunks_mut(TILE)).for_each(|((grad, param, m, v), param_bf16)| {
+                    simd::with(
+                        simd,
+                        #[inline(always)]
+                        || update_tile(self, clip, step, grad, param, m, v),
+                    );
+                    simd::with(
+                        simd,
+                        #[inline(always)]
+                        || round_tile(param, param_bf16),
+                    );
+                })
+            }
         }
         Ok(())
     }
@@ -65,6 +67,6 @@ fn update_tile(
 }
 
 #[inline(always)]
-fn round_tile(param: &[f32], half: &mut [u16]) {
-    FloatsMut::Bf16(half).store(0, param);
+fn round_tile(param: &[f32], param_bf16: &mut [u16]) {
+    FloatsMut::Bf16(param_bf16).store(0, param);
 }

@@ -9,8 +9,8 @@ use crate::tensor::Tensor;
 /// One step of AdamW on any number of parameters that share a weight decay. Works in place.
 ///
 /// # Shape
-/// grad, param, m, v: f32 of one length; half: bf16 of that length, written with the new parameters; clip: f32 `[2]` of
-/// [`crate::ops::ClipScale`]; step: f32 `[3]` = learning rate, 1 - beta1^t, 1 - beta2^t.
+/// grad, param, m, v: f32 of one length; param_bf16: bf16 of that length, written with the new parameters; clip: f32
+/// `[2]` of [`crate::ops::ClipScale`]; step: f32 `[3]` = learning rate, 1 - beta1^t, 1 - beta2^t.
 ///
 /// # Numerics
 /// With g = grad * clip\[1\]: `m = fma(beta1, m, (1 - beta1) * g)`, `v = fma(beta2, v, ((1 - beta2) * g) * g)`,
@@ -38,10 +38,10 @@ pub struct AdamW<'a> {
     /// Second moment, updated.
     pub v: &'a Tensor,
     /// Weights rounded to bf16, written.
-    pub half: Option<&'a Tensor>,
+    pub param_bf16: Option<&'a Tensor>,
 }
 
-op!(AdamW: read(grad, clip, step), update(param, m, v), write(half), value(beta1, beta2, eps, decay));
+op!(AdamW: read(grad, clip, step), update(param, m, v), write(param_bf16), value(beta1, beta2, eps, decay));
 
 impl AdamW<'_> {
     pub(crate) const OP: &'static str = "adamw";
@@ -54,14 +54,15 @@ impl AdamW<'_> {
         Arg::new(Self::OP, "clip", self.clip).dtype(&[DType::F32])?.len(2, "norm and factor")?;
         Arg::new(Self::OP, "step", self.step).dtype(&[DType::F32])?.len(3, "rate and two corrections")?;
         let mut others = vec![self.grad, self.clip, self.step];
-        for (field, out) in [("param", Some(self.param)), ("m", Some(self.m)), ("v", Some(self.v)), ("half", self.half)]
+        for (field, out) in
+            [("param", Some(self.param)), ("m", Some(self.m)), ("v", Some(self.v)), ("param_bf16", self.param_bf16)]
         {
             let Some(out) = out else { continue };
             distinct(Self::OP, field, out, &others)?;
             others.push(out);
         }
-        if let Some(half) = self.half {
-            Arg::new(Self::OP, "half", half).dtype(&[DType::Bf16])?.len(len, "as param")?;
+        if let Some(param_bf16) = self.param_bf16 {
+            Arg::new(Self::OP, "param_bf16", param_bf16).dtype(&[DType::Bf16])?.len(len, "as param")?;
         }
         Ok(())
     }
@@ -86,7 +87,7 @@ impl AdamW<'_> {
             (Values::read(memory, self.grad)?, Values::read(memory, self.clip)?, Values::read(memory, self.step)?);
         let (mut param, mut m, mut v) =
             (Values::read(memory, self.param)?, Values::read(memory, self.m)?, Values::read(memory, self.v)?);
-        let mut half = Values::read_opt(memory, self.half)?;
+        let mut param_bf16 = Values::read_opt(memory, self.param_bf16)?;
         let (clip, step) = (clip.float(1), [step.float(0), step.float(1), step.float(2)]);
         for i in 0..param.len() {
             let (mut p, mut m1, mut m2) = ([param.float(i)], [m.float(i)], [v.float(i)]);
@@ -94,10 +95,10 @@ impl AdamW<'_> {
             for (values, [value]) in [(&mut param, p), (&mut m, m1), (&mut v, m2)] {
                 values.set_float(i, value);
             }
-            if let Some(half) = &mut half {
-                half.set_float(i, p[0]);
+            if let Some(param_bf16) = &mut param_bf16 {
+                param_bf16.set_float(i, p[0]);
             }
         }
-        [Some(param), Some(m), Some(v), half].iter().flatten().try_for_each(|values| values.write(memory))
+        [Some(param), Some(m), Some(v), param_bf16].iter().flatten().try_for_each(|values| values.write(memory))
     }
 }

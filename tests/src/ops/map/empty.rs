@@ -106,7 +106,7 @@ fn b252_every_op_accepts_tensors_without_rows() {
             param: &float(&[0]),
             m: &float(&[0]),
             v: &float(&[0]),
-            half: Some(&guarded(b, DType::Bf16, &[0])),
+            param_bf16: Some(&guarded(b, DType::Bf16, &[0])),
         }
         .into());
         run(BiasUpdate { counts: &integers(b, &[1, 0], &[]), rate: 1.0, bias: &float(&[0]) }.into());

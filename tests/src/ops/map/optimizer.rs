@@ -12,9 +12,9 @@ fn adamw(m: &mut Maker<'_>) {
     let n = m.extent(2000);
     let grad = m.tensor(DType::F32, &[n]);
     let [param, moment, v] = ["param", "m", "v"].map(|name| m.in_place(name, DType::F32, &[n]));
-    let (clip, step, half) =
-        (m.tensor(DType::F32, &[2]), m.tensor(DType::F32, &[3]), m.output("half", DType::Bf16, &[n]));
-    let half = m.flag().then_some(&half);
+    let (clip, step, param_bf16) =
+        (m.tensor(DType::F32, &[2]), m.tensor(DType::F32, &[3]), m.output("param_bf16", DType::Bf16, &[n]));
+    let param_bf16 = m.flag().then_some(&param_bf16);
     m.run(
         AdamW {
             grad: &grad,
@@ -27,7 +27,7 @@ fn adamw(m: &mut Maker<'_>) {
             param: &param,
             m: &moment,
             v: &v,
-            half,
+            param_bf16,
         },
         AdamW::run,
     );
@@ -121,7 +121,7 @@ mod tests {
             everywhere(|b| {
                 let flat = |values: &[f32]| floats(b, DType::F32, &[values.len()], values);
                 let [c1, c2] = self.corrections();
-                let (param, m, v, half) = (flat(param), flat(m), flat(v), guarded(b, DType::Bf16, &[len]));
+                let (param, m, v, param_bf16) = (flat(param), flat(m), flat(v), guarded(b, DType::Bf16, &[len]));
                 let op = AdamW {
                     grad: &flat(grad),
                     clip: &flat(&[7.0, self.factor]),
@@ -133,10 +133,10 @@ mod tests {
                     param: &param,
                     m: &m,
                     v: &v,
-                    half: Some(&half),
+                    param_bf16: Some(&param_bf16),
                 };
                 op.run(b).unwrap();
-                vec![read(b, &param), read(b, &m), read(b, &v), read(b, &half)]
+                vec![read(b, &param), read(b, &m), read(b, &v), read(b, &param_bf16)]
             })
             .try_into()
             .unwrap()
@@ -150,7 +150,7 @@ mod tests {
         let mut random = Random(60);
         let [grad, param, m] = [1.0, 2.0, 0.5].map(|scale| random.floats(DType::F32, len, scale));
         let v: Vec<f32> = random.floats(DType::F32, len, 0.5).into_iter().map(f32::abs).collect();
-        let [new_param, new_m, new_v, half] = rule.run([&grad, &param, &m, &v]);
+        let [new_param, new_m, new_v, param_bf16] = rule.run([&grad, &param, &m, &v]);
 
         let [b1, b2] = rule.beta.map(f64::from);
         let [c1, c2] = rule.corrections().map(f64::from);
@@ -174,7 +174,7 @@ mod tests {
         close(DType::F32, &new_m, &want_m);
         close(DType::F32, &new_v, &want_v);
         close(DType::F32, &new_param, &want_param);
-        assert_eq!(half, new_param.iter().map(|&p| rounded(DType::Bf16, p)).collect::<Vec<_>>());
+        assert_eq!(param_bf16, new_param.iter().map(|&p| rounded(DType::Bf16, p)).collect::<Vec<_>>());
     }
 
     #[test]
@@ -193,8 +193,8 @@ mod tests {
         for step in 1..=100 {
             // A constant gradient: each update is the rate.
             let rule = Rule { factor: 1.0, rate: 6e-4, beta: [0.9, 0.95], eps: 1e-12, decay: 0.0, step };
-            let [param, m, v, half] = rule.run([&[1.0], &state[0], &state[1], &state[2]]);
-            assert_eq!(half[0], rounded(DType::Bf16, param[0]));
+            let [param, m, v, param_bf16] = rule.run([&[1.0], &state[0], &state[1], &state[2]]);
+            assert_eq!(param_bf16[0], rounded(DType::Bf16, param[0]));
             state = [param, m, v];
         }
         assert!((state[0][0] - 0.94).abs() < 1e-5, "{}", state[0][0]);
@@ -204,13 +204,13 @@ mod tests {
     #[test]
     fn b263_weight_decay_is_decoupled_and_the_moments_are_f32() {
         let rule = Rule { factor: 1.0, rate: 0.1, beta: [0.9, 0.999], eps: 1e-8, decay: 0.1, step: 1 };
-        let [param, m, v, half] = rule.run([&[0.0], &[1.0], &[0.0], &[0.0]]);
+        let [param, m, v, param_bf16] = rule.run([&[0.0], &[1.0], &[0.0], &[0.0]]);
         assert_eq!((param[0], m[0], v[0]), (0.99, 0.0, 0.0));
-        assert_eq!(half[0], rounded(DType::Bf16, 0.99));
+        assert_eq!(param_bf16[0], rounded(DType::Bf16, 0.99));
         for host in hosts() {
             let b = &host as &dyn Backend;
             let flat = |dtype, len: usize| guarded(b, dtype, &[len]);
-            let (f32s, half) = ([(); 5].map(|()| flat(DType::F32, 3)), flat(DType::Bf16, 3));
+            let (f32s, param_bf16) = ([(); 5].map(|()| flat(DType::F32, 3)), flat(DType::Bf16, 3));
             let op = AdamW {
                 grad: &f32s[0],
                 clip: &flat(DType::F32, 2),
@@ -220,9 +220,9 @@ mod tests {
                 eps: 1e-8,
                 decay: 0.0,
                 param: &f32s[2],
-                m: &half,
+                m: &param_bf16,
                 v: &f32s[3],
-                half: None,
+                param_bf16: None,
             };
             assert_eq!(refusal(op.run(b)), "adamw: m is Bf16[3], expected one of [F32]");
         }
