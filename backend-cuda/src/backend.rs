@@ -126,7 +126,9 @@ impl Cuda {
     }
 
     /// Records what `work` queues on this backend, without running it. The recorded work reads and writes the tensors
-    /// that `work` was given, at every launch; tensors that it makes belong to the graph.
+    /// that `work` was given, at every launch. The graph owns all that it uses: tensors that `work` makes, and a share of
+    /// those that it was given, which therefore may be dropped before a launch. A tensor that `work` made and gave out waits
+    /// for the device when it goes.
     ///
     /// # Errors
     /// Those of `work`; a failure of the device.
@@ -139,8 +141,7 @@ impl Cuda {
     /// `keep_alive` is dropped after the tensor and its clones and views, once the work that was queued on them is done. No
     /// call waits for that: it is looked at when an imported tensor comes or goes and in [`Backend::wait`] and
     /// [`Backend::read`], on the thread of that call; at the latest when the backend goes, which waits. A tensor that goes
-    /// later than its backend waits, too. What a recording works on is kept by its [`Graph`] if it goes before the recording
-    /// ends; later, it is the caller's to keep, as all tensors are that a graph was given.
+    /// later than its backend waits, too. What a recording works on is kept by its [`Graph`], too, until that goes.
     ///
     /// # Shape
     /// Row-major and without gaps; `pointer` is a multiple of the element's size. The ops are fastest at multiples of 16 bytes.

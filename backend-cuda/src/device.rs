@@ -195,9 +195,8 @@ impl Gpu {
     /// Waits for every stream and gives memory back to the driver that is kept for tensors to come. Not while work is
     /// recorded, which a wait would end.
     pub(crate) fn trim(&self, op: &'static str, kind: Kind) -> Result<()> {
-        self.synchronize(op)?;
-        self.pools.of(kind).trim();
-        Ok(())
+        // SAFETY: waits for every stream.
+        unsafe { self.pools.of(kind).trim(|| self.synchronize(op)) }
     }
 
     /// Where new tensors come from.
@@ -214,6 +213,12 @@ impl Gpu {
         }
     }
 
+    /// Whether a pool goes with the device; or need not be waited for, since a recording began when all work was done and
+    /// keeps what it uses.
+    pub(crate) fn outlives(&self, pool: &Arc<Pool>) -> bool {
+        self.pools.has(pool) || self.recording()
+    }
+
     /// Gives what keeps a caller's memory alive to the graph that is being recorded; back, if there is none.
     pub(crate) fn keep(&self, keep_alive: KeepAlive) -> std::result::Result<(), KeepAlive> {
         match &*self.capture.lock() {
@@ -222,6 +227,17 @@ impl Gpu {
                 Ok(())
             }
             None => Err(keep_alive),
+        }
+    }
+
+    /// Lets the graph that is being recorded own what `outside` gives: a thing that the work uses and the graph did not make.
+    pub(crate) fn keep_recorded(&self, outside: impl FnOnce(&Pools) -> Option<KeepAlive>) {
+        // What is let go of here may lead back to the recording: the lock is not held then.
+        let graph = self.capture.lock().clone();
+        if let Some(graph) = graph
+            && let Some(kept) = outside(&graph)
+        {
+            graph.keep(kept);
         }
     }
 

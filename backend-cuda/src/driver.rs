@@ -264,9 +264,12 @@ unsafe impl Sync for Function {}
 
 impl Function {
     /// Loads the kernel `name` of a cubin.
-    pub(crate) fn load(name: &'static str, cubin: &[u8]) -> Result<Function> {
+    ///
+    /// # Safety
+    /// `cubin` is a whole image that the compiler made.
+    pub(crate) unsafe fn load(name: &'static str, cubin: &[u8]) -> Result<Function> {
         let symbol = std::ffi::CString::new(name).expect("a kernel's name has no zero");
-        // SAFETY: `cubin` is an image that the compiler made, or one with the same checksum.
+        // SAFETY: the caller's promise.
         let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }.during(name)?;
         // SAFETY: the module is loaded.
         match unsafe { result::module::get_function(module, symbol) }.during(name) {
@@ -352,13 +355,17 @@ pub(crate) fn allocate(kind: Kind, bytes: usize) -> Result<Option<Address>> {
     }
 }
 
-/// Gives memory back. The device's work with it is done, or the driver waits for it.
-pub(crate) fn release(kind: Kind, address: Address) {
+/// Gives memory back.
+///
+/// # Safety
+/// The address is from [`allocate`] with this kind, and given back once. The device's work with it is done, and nobody
+/// uses it any more.
+pub(crate) unsafe fn release(kind: Kind, address: Address) {
     // A failure here is an earlier one that someone else reports.
     let _ = match kind {
-        // SAFETY: from `allocate`.
+        // SAFETY: the caller's promise.
         Kind::Device => unsafe { result::free_sync(address) },
-        // SAFETY: from `allocate`.
+        // SAFETY: the caller's promise.
         Kind::Pinned => unsafe { result::free_host(address as *mut c_void) },
     };
 }
@@ -384,6 +391,17 @@ pub(crate) fn device_of(op: &'static str, address: Address) -> Result<Option<sys
         }
     }
     Ok((kind == sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32).then_some(device))
+}
+
+/// Whether an address lies in memory that the driver allocated or that was registered with it.
+pub(crate) fn knows(op: &'static str, address: Address) -> Result<bool> {
+    let mut kind = 0u32;
+    let (to, attribute) = ((&raw mut kind).cast::<c_void>(), sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+    // SAFETY: writes one number of 4 bytes; the address is looked up and not followed.
+    match unsafe { sys::cuPointerGetAttribute(to, attribute, address) }.result() {
+        Err(result::DriverError(sys::cudaError_enum::CUDA_ERROR_INVALID_VALUE)) => Ok(false),
+        known => known.during(op).map(|()| true),
+    }
 }
 
 /// Queues a copy. The driver knows from the addresses where they lie.

@@ -12,11 +12,12 @@ use crate::device::Gpu;
 use crate::driver::{During, Event, Kind};
 use crate::pool::Pools;
 
-/// A recorded piece of work, with the memory of its intermediate results.
+/// A recorded piece of work, with everything that it touches: the memory of its intermediate results, the tensors that it
+/// was given, and the connections of its exchanges.
 #[derive(Debug)]
 pub struct Graph {
     executable: sys::CUgraphExec,
-    /// Goes before the device, whose context it needs to give memory back.
+    /// What the recorded work uses. Goes before the device, whose context it needs to give memory back.
     _memory: Pools,
     gpu: Arc<Gpu>,
 }
@@ -63,7 +64,10 @@ impl Graph {
     /// A failure of the device.
     pub fn launch(&mut self) -> Result<()> {
         let launched = self.gpu.bind(OP).and_then(|()| {
-            // SAFETY: the graph and its memory live.
+            // SAFETY: the executable lives as long as `self`, and so does all that its work uses: `memory` holds the blocks
+            // that the recording made, every buffer whose address an op took during it (`memory::addresses` is the only way
+            // to one), and the channels of its exchanges; kernels stay loaded as long as `gpu`. On a caller's stream, which
+            // `Cuda::on_stream` is promised for as long as there are graphs, this holds, too.
             unsafe { result::graph::launch(self.executable, self.gpu.stream(Queue::Compute).raw) }.during(OP)
         });
         self.gpu.blame(launched)

@@ -1,6 +1,9 @@
 //! Compilation at run time, with flags that keep the arithmetic of NUMERICS.md, and a cache on disk.
 
 use std::ffi::CString;
+use std::fs::{File, Metadata};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use cudarc::nvrtc::{result, sys};
@@ -45,7 +48,7 @@ fn cache_directory() -> Option<PathBuf> {
 /// Why they are not: every process then compiles its kernels anew.
 pub fn kept_kernels() -> std::result::Result<PathBuf, String> {
     let directory = cache_directory().ok_or("none of DROPLESS_CACHE, XDG_CACHE_HOME and HOME is set")?;
-    match writable(&directory) {
+    match writable(&directory).and_then(|()| own(&directory)) {
         Ok(()) => Ok(directory),
         Err(error) => Err(format!("{}: {error} (DROPLESS_CACHE names another directory)", directory.display())),
     }
@@ -81,13 +84,14 @@ impl Jit {
         let Some(directory) = &self.cache else { return Ok(self.compile(name, source)?.cubin) };
         let (major, minor) = self.version;
         let what = format!("NVRTC {major}.{minor} {:?}\n{source}", self.flags());
-        let path = directory.join(format!("{name}-{}.cubin", blake3::hash(what.as_bytes()).to_hex()));
-        if let Some(cubin) = read(&path) {
+        let what = blake3::hash(what.as_bytes());
+        let path = directory.join(format!("{name}-{}.cubin", what.to_hex()));
+        if let Some(cubin) = read(&path, &what) {
             return Ok(cubin);
         }
         let cubin = self.compile(name, source)?.cubin;
-        // A cache that cannot be written costs time at the next start and nothing else.
-        let _ = write(&path, &cubin);
+        // A cache that cannot be written, or that others may write, costs time at the next start and nothing else.
+        let _ = write(&path, &what, &cubin);
         Ok(cubin)
     }
 
@@ -125,29 +129,65 @@ impl Drop for Program {
     }
 }
 
+/// What a driver loads must be what the compiler made. Nobody but this user, or who may do anything here, can write a
+/// file of the cache, since it and its directory are this user's and no one else's to write; a digest with what the code is
+/// of finds accidents: a file that is damaged, or another one's.
+fn digest(what: &blake3::Hash, cubin: &[u8]) -> blake3::Hash {
+    blake3::keyed_hash(what.as_bytes(), cubin)
+}
+
 /// A file of the cache is the digest of the machine code, and the machine code.
-fn read(path: &Path) -> Option<Vec<u8>> {
-    let file = std::fs::read(path).ok()?;
-    let (digest, cubin) = file.split_at_checked(blake3::OUT_LEN)?;
-    (blake3::hash(cubin).as_bytes() == digest).then(|| cubin.to_vec())
+fn read(path: &Path, what: &blake3::Hash) -> Option<Vec<u8>> {
+    own(path.parent()?).ok()?;
+    let mut file = File::open(path).ok()?;
+    owned(&file.metadata().ok()?).ok()?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).ok()?;
+    let (found, cubin) = bytes.split_at_checked(blake3::OUT_LEN)?;
+    (digest(what, cubin).as_bytes() == found).then(|| cubin.to_vec())
 }
 
 /// Another process may read or write the same file: it appears whole or not at all.
-fn write(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
+fn write(path: &Path, what: &blake3::Hash, cubin: &[u8]) -> std::io::Result<()> {
     let directory = path.parent().expect("a file in a directory");
-    std::fs::create_dir_all(directory)?;
+    create(directory)?;
+    own(directory)?;
     let name = path.file_name().expect("a file").to_string_lossy();
     let part = directory.join(format!("{name}.{}", std::process::id()));
-    let written = std::fs::write(&part, [blake3::hash(cubin).as_bytes(), cubin].concat());
+    let bytes = [digest(what, cubin).as_bytes(), cubin].concat();
+    let made = File::options().write(true).create(true).truncate(true).mode(0o600).open(&part);
+    let written = made.and_then(|mut file| file.write_all(&bytes));
     written.and_then(|()| std::fs::rename(&part, path)).inspect_err(|_| {
         // A full disk need not keep the half of it.
         let _ = std::fs::remove_file(&part);
     })
 }
 
+/// Makes a directory that only this user may use.
+fn create(directory: &Path) -> std::io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
+}
+
+/// Fails unless a directory belongs to this user, and nobody else may write there.
+fn own(directory: &Path) -> std::io::Result<()> {
+    owned(&std::fs::metadata(directory)?)
+}
+
+fn owned(file: &Metadata) -> std::io::Result<()> {
+    let user = rustix::process::geteuid().as_raw();
+    let refused = |what: String| Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, what));
+    if file.uid() != user {
+        return refused(format!("belongs to user {}, and this is user {user}", file.uid()));
+    }
+    if file.mode() & 0o022 != 0 {
+        return refused(format!("others may write there (mode {:o})", file.mode() & 0o7777));
+    }
+    Ok(())
+}
+
 /// Whether files can be made in a directory, which is made if it is not there.
 fn writable(directory: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(directory)?;
+    create(directory)?;
     let probe = directory.join(format!("probe.{}", std::process::id()));
     std::fs::write(&probe, [])?;
     std::fs::remove_file(probe)
@@ -206,8 +246,36 @@ mod tests {
         // A directory is where the file should go.
         let path = directory.path().join("one.cubin");
         std::fs::create_dir(&path).unwrap();
-        write(&path, b"cubin").unwrap_err();
+        write(&path, &blake3::hash(b"what"), b"cubin").unwrap_err();
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn f30_machine_code_that_others_can_write_is_not_loaded() {
+        use std::fs::{Permissions, set_permissions};
+        use std::os::unix::fs::PermissionsExt;
+
+        let directory = tempfile::tempdir().unwrap();
+        let cache = directory.path().join("cache");
+        let (path, what) = (cache.join("one.cubin"), blake3::hash(b"what"));
+        let allow = |path: &Path, mode| set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        write(&path, &what, b"cubin").unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!((mode(&cache), mode(&path)), (0o700, 0o600));
+        assert_eq!(read(&path, &what).as_deref(), Some(&b"cubin"[..]));
+        // A whole file, but of another kernel.
+        assert_eq!(read(&path, &blake3::hash(b"else")), None);
+        // Whoever can write a file can write its digest.
+        for (place, mode, usual) in [(&path, 0o620, 0o600), (&path, 0o602, 0o600), (&cache, 0o770, 0o700), (&cache, 0o707, 0o700)] {
+            allow(place, mode);
+            assert_eq!(read(&path, &what), None, "{mode:o}");
+            allow(place, usual);
+            assert!(read(&path, &what).is_some());
+        }
+        allow(&cache, 0o777);
+        let error = write(&cache.join("two.cubin"), &what, b"cubin").unwrap_err().to_string();
+        assert!(error.contains("others may write there (mode 777)"), "{error}");
+        assert!(!cache.join("two.cubin").exists());
     }
 
     #[test]

@@ -194,7 +194,8 @@ impl Gpu {
         }
         let name = variant.program.name;
         let cubin = self.jit.cubin(name, &source(variant))?;
-        let function = Arc::new(Function::load(name, &cubin)?);
+        // SAFETY: `Jit` compiled it, in this process or in an earlier one of this user, as it has made sure.
+        let function = Arc::new(unsafe { Function::load(name, &cubin) }?);
         Ok(self.functions.write().entry(*variant).or_insert(function).clone())
     }
 

@@ -23,7 +23,7 @@ mod special_test;
 mod timer;
 
 pub use backend::{Cuda, CudaOptions};
-pub use comm::{Transport, World};
+pub use comm::{Transport, World, avoid_multicast};
 pub use device::{DeviceReport, devices, usable};
 pub use graph::Graph;
 pub use jit::kept_kernels;

@@ -147,7 +147,13 @@ impl Buffer {
 
 /// The addresses of a view, for work on `queue`.
 pub(crate) fn addresses(op: &'static str, gpu: &Arc<Gpu>, tensor: &Tensor, queue: Queue) -> Result<Range<Address>> {
-    let start = Buffer::of(op, gpu, tensor)?.on(op, queue)? + (tensor.offset() * tensor.dtype().size()) as Address;
+    let buffer = Buffer::of(op, gpu, tensor)?;
+    // A recording runs again when its caller may have dropped what it was given.
+    gpu.keep_recorded(|graph| match &buffer.owner {
+        Some(Owner::Pool(pool, _)) if graph.has(pool) => None,
+        _ => tensor.shared_storage::<Buffer>().map(|buffer| buffer as KeepAlive),
+    });
+    let start = buffer.on(op, queue)? + (tensor.offset() * tensor.dtype().size()) as Address;
     Ok(start..start + tensor.bytes() as Address)
 }
 
@@ -165,7 +171,13 @@ impl Drop for Buffer {
         match owner {
             Owner::Pool(pool, block) => {
                 pool.left(block.bytes);
-                if let Ok(fences) = bound.and_then(|()| fences(&[Queue::Comm, Queue::Offload])) {
+                // A tensor that a recording made and gave out may be the last that holds the graph's pool, which gives its
+                // blocks back to the driver as it goes.
+                let waited = match self.gpu.outlives(&pool) {
+                    true => bound,
+                    false => bound.and_then(|()| self.gpu.synchronize("drop")),
+                };
+                if let Ok(fences) = waited.and_then(|()| fences(&[Queue::Comm, Queue::Offload])) {
                     self.gpu.recycle(&pool).put(Block { fences, ..block });
                 }
             }
@@ -221,10 +233,13 @@ pub(crate) fn write(op: &'static str, gpu: &Arc<Gpu>, tensor: &Tensor, bytes: &[
     gpu.bind(op)?;
     let to = addresses(op, gpu, tensor, Queue::Compute)?;
     settle(op, gpu, tensor)?;
-    // SAFETY: the view lies inside its buffer. The driver has read pageable memory when the call returns.
+    // SAFETY: the view lies inside its buffer, which is kept until the stream is done with it. The driver has read pageable
+    // memory when the call returns, and what is not pageable is the caller's again only after the wait below.
     unsafe { driver::copy(op, gpu.stream(Queue::Compute), to.start, bytes.as_ptr() as Address, bytes.len()) }?;
-    // A copy within the host is made by the driver at some time.
-    if tensor.memory() == Memory::Host { gpu.wait(op, Queue::Compute) } else { Ok(()) }
+    // A copy within the host is made by the driver at some time, and one from memory that it knows (pinned, or registered
+    // by someone else in this process) by the device.
+    let at_some_time = tensor.memory() == Memory::Host || known(op, bytes)?;
+    if at_some_time { gpu.wait(op, Queue::Compute) } else { Ok(()) }
 }
 
 /// Waits for the compute stream, and copies a tensor's bytes out.
@@ -237,6 +252,14 @@ pub(crate) fn read(op: &'static str, gpu: &Arc<Gpu>, tensor: &Tensor, bytes: &mu
     // SAFETY: the view lies inside its buffer; `bytes` is the caller's until the stream is done.
     unsafe { driver::copy(op, stream, bytes.as_mut_ptr() as Address, from.start, bytes.len()) }?;
     gpu.wait(op, Queue::Compute)
+}
+
+/// Whether the driver knows an end of these bytes, so that it need not copy them before a call returns. Memory that is
+/// registered in part has an end that is, or is refused by the copy.
+fn known(op: &'static str, bytes: &[u8]) -> Result<bool> {
+    let (Some(first), Some(last)) = (bytes.first(), bytes.last()) else { return Ok(false) };
+    let known = |byte: &u8| driver::knows(op, std::ptr::from_ref(byte) as Address);
+    Ok(known(first)? || known(last)?)
 }
 
 /// Host memory is written by the offload stream, which no one orders with a caller's read or write.

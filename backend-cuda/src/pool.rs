@@ -26,7 +26,7 @@ pub(crate) struct Block {
     pub(crate) fences: Vec<Event>,
 }
 
-/// What keeps a caller's memory alive.
+/// What keeps memory alive: a caller's, or a buffer itself.
 pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 
 /// Free blocks by size.
@@ -83,13 +83,28 @@ impl Pool {
         self.free.lock().entry(block.bytes).or_default().push(block);
     }
 
-    /// Gives free blocks back to the driver. The device must have no work left that uses them.
-    pub(crate) fn trim(&self) {
-        let free = std::mem::take(&mut *self.free.lock());
-        for block in free.into_values().flatten() {
-            self.held.fetch_sub(block.bytes as u64, Ordering::Relaxed);
-            driver::release(self.kind, block.address);
+    /// Gives free blocks back to the driver.
+    ///
+    /// What `wait` waits for comes after they are taken, so that none is among them which another thread leaves meanwhile.
+    ///
+    /// # Errors
+    /// That of `wait`; nothing is given back then.
+    ///
+    /// # Safety
+    /// When `wait` has succeeded, the device has no work left that was queued before its call.
+    pub(crate) unsafe fn trim(&self, wait: impl FnOnce() -> Result<()>) -> Result<()> {
+        let free = std::mem::take(&mut *self.free.lock()).into_values().flatten();
+        if let Err(error) = wait() {
+            free.for_each(|block| self.put(block));
+            return Err(error);
         }
+        for block in free {
+            self.held.fetch_sub(block.bytes as u64, Ordering::Relaxed);
+            // SAFETY: `grow` allocated it, and no tensor has it. All work with it was queued before `wait`, which the caller
+            // promises to be done.
+            unsafe { driver::release(self.kind, block.address) };
+        }
+        Ok(())
     }
 
     /// Bytes that came from the driver, and bytes of living tensors.
@@ -99,8 +114,11 @@ impl Pool {
 }
 
 impl Drop for Pool {
+    /// The pools of a device go after its work: `Gpu` waits in `drop`. Those of a graph go after its last launch, since `Graph`
+    /// waits in `drop`, and after the last tensor that it gave out, which waits, too.
     fn drop(&mut self) {
-        self.trim();
+        // SAFETY: so the device is done with the blocks.
+        let _ = unsafe { self.trim(|| Ok(())) };
     }
 }
 
@@ -109,8 +127,8 @@ impl Drop for Pool {
 pub(crate) struct Pools {
     device: Arc<Pool>,
     pinned: Arc<Pool>,
-    /// Of the memory of callers that a graph works on.
-    kept: Arc<Mutex<Vec<KeepAlive>>>,
+    /// What a graph works on and did not make itself, by its address.
+    kept: Arc<Mutex<BTreeMap<usize, KeepAlive>>>,
 }
 
 impl Pools {
@@ -118,9 +136,15 @@ impl Pools {
         Pools { device: Pool::new(Kind::Device), pinned: Pool::new(Kind::Pinned), kept: Arc::default() }
     }
 
-    /// Keeps a caller's memory alive as long as these pools.
+    /// Keeps something alive as long as these pools.
     pub(crate) fn keep(&self, keep_alive: KeepAlive) {
-        self.kept.lock().push(keep_alive);
+        // What is kept is not freed, so no other thing gets its address. One that is given again is let go after the lock.
+        let _again = self.kept.lock().insert(Arc::as_ptr(&keep_alive).addr(), keep_alive);
+    }
+
+    /// Whether a pool is one of these.
+    pub(crate) fn has(&self, pool: &Arc<Pool>) -> bool {
+        Arc::ptr_eq(pool, self.of(pool.kind))
     }
 
     pub(crate) fn of(&self, kind: Kind) -> &Arc<Pool> {
@@ -133,7 +157,28 @@ impl Pools {
 
 #[cfg(test)]
 mod tests {
-    use super::rounded;
+    use super::{Arc, KeepAlive, Kind, Pool, Pools, rounded};
+
+    #[test]
+    fn f30_what_is_kept_goes_once_and_with_the_last_of_the_pools() {
+        let (pools, one) = (Pools::new(), Arc::new(7));
+        for _ in 0..3 {
+            pools.keep(one.clone() as KeepAlive);
+        }
+        assert_eq!(Arc::strong_count(&one), 2);
+        let other = pools.clone();
+        drop(pools);
+        assert_eq!(Arc::strong_count(&one), 2);
+        drop(other);
+        assert_eq!(Arc::strong_count(&one), 1);
+    }
+
+    #[test]
+    fn a_pool_belongs_to_its_own_pools_only() {
+        let pools = Pools::new();
+        assert!(pools.has(&pools.device) && pools.clone().has(&pools.pinned));
+        assert!(!pools.has(&Pool::new(Kind::Device)) && !Pools::new().has(&pools.device));
+    }
 
     #[test]
     fn sizes_fall_into_few_classes() {

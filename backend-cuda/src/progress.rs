@@ -35,9 +35,11 @@ impl Progress {
     pub(crate) fn new() -> Result<Progress> {
         let unavailable = || Error::Unavailable { backend: BACKEND, why: "no pinned memory of the host".into() };
         let words = driver::allocate(Kind::Pinned, WORDS * size_of::<u32>())?.ok_or_else(unavailable)?;
-        // Nothing has begun: the number before the first.
-        // SAFETY: allocated above, and nobody else knows it yet.
-        unsafe { std::slice::from_raw_parts_mut(words as *mut u32, WORDS) }.fill(u32::MAX);
+        for word in 0..WORDS {
+            // Nothing has begun: the number before the first. The memory holds nothing yet that a reference could show.
+            // SAFETY: inside of what was allocated above, aligned to pages, and nobody else knows it yet.
+            unsafe { (words as *mut u32).add(word).write_volatile(u32::MAX) };
+        }
         Ok(Progress { words, launches: Mutex::default() })
     }
 
@@ -66,7 +68,8 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        driver::release(Kind::Pinned, self.words);
+        // SAFETY: allocated in `new`. Kernels that write there are done: `Gpu`, which has this, waits for them first.
+        unsafe { driver::release(Kind::Pinned, self.words) };
     }
 }
 

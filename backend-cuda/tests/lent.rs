@@ -260,6 +260,26 @@ fn a_graph_keeps_the_memory_that_its_recording_let_go() {
     caller.wait();
     assert_eq!(lent.values(), [4.0; LEN]);
     drop(graph);
+    cuda.wait().unwrap();
+    assert!(let_go.load(Ordering::Acquire));
+}
+
+#[test]
+fn f30_a_graph_keeps_the_memory_that_it_was_given() {
+    let Some(caller) = Caller::open() else { return };
+    let lent = Lent::new();
+    let cuda = caller.backend();
+    let (x, let_go) = lent.import(&cuda);
+    fill(&cuda, &x, 1.0);
+    let mut graph = cuda.capture(|| Fill { out: &x, value: 4.0 }.run(&cuda)).unwrap();
+    drop(x);
+    cuda.wait().unwrap();
+    assert!(!let_go.load(Ordering::Acquire), "the graph writes there at every launch");
+    graph.launch().unwrap();
+    caller.wait();
+    assert_eq!(lent.values(), [4.0; LEN]);
+    drop(graph);
+    cuda.wait().unwrap();
     assert!(let_go.load(Ordering::Acquire));
 }
 

@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 
 use crate::BACKEND;
 use crate::pipeline::Pipeline;
-use crate::shader::source;
 
 /// Bytes of immediate data a dispatch may carry; every Vulkan driver has this much.
 const IMMEDIATE_BYTES: u32 = 128;
@@ -141,8 +140,7 @@ impl Gpu {
         if let Some(pipeline) = pipelines.get(variant) {
             return Ok((pipeline.clone(), false));
         }
-        let patch = self.shader_patch.unwrap_or(std::convert::identity);
-        let compiled = Pipeline::compile(&self.device, variant.program, patch(source(variant)));
+        let compiled = Pipeline::compile(&self.device, variant, self.shader_patch);
         let what = |error: wgpu::Error| one_line(&error.to_string());
         let failed = |error| Error::Device { backend: BACKEND, op: variant.program.name, what: what(error) };
         let pipeline = Arc::new(compiled.map_err(failed)?);

@@ -1,8 +1,8 @@
 //! Compiled shaders.
 
-use dropless_core::launch::{Binding, Program};
+use dropless_core::launch::{Binding, Variant};
 
-use crate::shader::OFFSET_WORDS;
+use crate::shader::{OFFSET_WORDS, source};
 
 /// A compiled variant.
 #[derive(Debug)]
@@ -12,11 +12,16 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
-    /// `source`: the program's text in some variant.
+    /// A variant of one of the shaders of this crate; `patch` changes its text.
     ///
     /// # Errors
     /// What the driver says.
-    pub(crate) fn compile(device: &wgpu::Device, program: &Program, source: String) -> Result<Pipeline, wgpu::Error> {
+    pub(crate) fn compile(
+        device: &wgpu::Device,
+        variant: &Variant,
+        patch: Option<fn(String) -> String>,
+    ) -> Result<Pipeline, wgpu::Error> {
+        let program = variant.program;
         let name = program.name;
         let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
         let entries: Vec<_> = (0..).zip(program.tensors).map(|(slot, binding)| entry(slot, *binding)).collect();
@@ -28,13 +33,23 @@ impl Pipeline {
             bind_group_layouts: &[Some(&layout)],
             immediate_size: u32::try_from(words * 4).expect("a few words"),
         });
-        let descriptor =
-            wgpu::ShaderModuleDescriptor { label: Some(name), source: wgpu::ShaderSource::Wgsl(source.into()) };
-        // A counter in every loop would keep the drivers from unrolling them.
-        let checks = wgpu::ShaderRuntimeChecks { force_loop_bounding: false, ..wgpu::ShaderRuntimeChecks::checked() };
-        // SAFETY: every loop of the shaders ends: its counter moves towards a bound that the loop does not change, or
-        // what it counts by doubles, or is used up. All other checks stay on.
-        let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
+        let descriptor = |source: String| wgpu::ShaderModuleDescriptor {
+            label: Some(name),
+            source: wgpu::ShaderSource::Wgsl(source.into()),
+        };
+        let module = match patch {
+            // Nobody knows of a changed text that its loops end.
+            Some(patch) => device.create_shader_module(descriptor(patch(source(variant)))),
+            None => {
+                // A counter in every loop would keep the drivers from unrolling them.
+                let checks =
+                    wgpu::ShaderRuntimeChecks { force_loop_bounding: false, ..wgpu::ShaderRuntimeChecks::checked() };
+                // SAFETY: the text is made from the files of `shaders/` and nothing else, and every loop there ends: its
+                // counter moves towards a bound that the loop does not change, or what it counts by doubles, or is used up.
+                // All other checks stay on.
+                unsafe { device.create_shader_module_trusted(descriptor(source(variant)), checks) }
+            }
+        };
         let raw = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(name),
             layout: Some(&pipeline_layout),

@@ -10,7 +10,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dropless_core::host::{Host, HostOptions};
-use dropless_core::ops::{AdamW, Cast, Fill, GemmKind, GroupedGemm, Offload, Operand, SumSquares};
+use dropless_core::ops::{AdamW, Add, Cast, Fill, GemmKind, GroupedGemm, Offload, Operand, SumSquares};
 use dropless_core::{Backend, DType, Error, Memory, Queue, Tensor};
 use dropless_cuda::{Cuda, CudaOptions};
 use dropless_model::moe::{MoePolicy, Recipe};
@@ -158,6 +158,26 @@ fn memory_of_the_host_that_a_graph_uses_is_its_own() {
     graph.launch().unwrap();
     cuda.wait().unwrap();
     assert_eq!(backend.download::<f32>(&mine).unwrap(), [0f32; 64]);
+}
+
+#[test]
+fn f30_a_graph_owns_what_it_was_given() {
+    let Some(cuda) = open() else { return };
+    let backend: &dyn Backend = &cuda;
+    let x = backend.upload(DType::F32, &[64], &[1f32; 64]).unwrap();
+    let y = backend.upload(DType::F32, &[64], &[0f32; 64]).unwrap();
+    let mut graph = cuda.capture(|| Add { a: &x, b: &x, c: None, out: &y }.run(&cuda)).unwrap();
+    drop(x);
+    // What comes next must not be given the memory that the graph reads.
+    let others: Vec<_> = (0..4).map(|_| backend.upload(DType::F32, &[64], &[7f32; 64]).unwrap()).collect();
+    graph.launch().unwrap();
+    assert_eq!(backend.download::<f32>(&y).unwrap(), [2f32; 64]);
+    drop((others, y));
+    let others: Vec<_> = (0..4).map(|_| backend.upload(DType::F32, &[64], &[7f32; 64]).unwrap()).collect();
+    graph.launch().unwrap();
+    for other in &others {
+        assert_eq!(backend.download::<f32>(other).unwrap(), [7f32; 64]);
+    }
 }
 
 #[test]

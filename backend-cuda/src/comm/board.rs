@@ -78,12 +78,11 @@ pub(super) struct Fault {
 impl Board {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Board> {
         let words = memory::alloc(gpu, DType::U32, &[WORDS], Memory::Host)?;
+        // The block may be one that the device has yet to finish with, so the zeros come in the order of its queues; they
+        // are there when the call returns.
+        memory::write("all_to_all", gpu, &words, &[0; WORDS * 4])?;
         let address = memory::addresses("all_to_all", gpu, &words, Queue::Comm)?.start;
-        let board = Board { words, address: usize::try_from(address).expect("an address of the host") };
-        for word in 0..WORDS {
-            board.word(word).store(0, Ordering::Release);
-        }
-        Ok(board)
+        Ok(Board { words, address: usize::try_from(address).expect("an address of the host") })
     }
 
     /// The words for a kernel.
@@ -93,8 +92,8 @@ impl Board {
 
     fn word(&self, index: usize) -> &AtomicU32 {
         assert!(index < WORDS);
-        // SAFETY: pinned memory of this many words, aligned, as long as the tensor lives; the host touches it by atomics
-        // only.
+        // SAFETY: pinned memory of this many words, aligned, as long as the tensor lives; `new` waited until it was zeroed,
+        // and since then the host touches it by atomics only.
         unsafe { AtomicU32::from_ptr((self.address as *mut u32).add(index)) }
     }
 

@@ -28,6 +28,7 @@ use crate::driver;
 pub(crate) use board::{Board, HEADER, NAMES, VALUES};
 use board::{FAULT_CAPACITY, FAULT_OVERFLOW, FAULT_ROW_BYTES, FAULT_ROWS, Fault};
 use control::Control;
+pub use nccl::avoid_multicast;
 pub(crate) use nccl::{Communicator, Transfer};
 use watchdog::{Watchdog, Watched};
 #[cfg(target_os = "linux")]
@@ -134,7 +135,6 @@ impl Comm {
         timeout: Duration,
     ) -> Result<Comm> {
         let connect = |world| -> Result<Ties> {
-            nccl::avoid_multicast();
             let control = Arc::new(Control::connect(world, timeout)?);
             let watchdog = Watchdog::new(caps.rank, control.clone(), timeout).map_err(|error| {
                 let what = format!("no watch over the other ranks: {error}");
@@ -182,7 +182,7 @@ impl Comm {
         Ok(channels.try_into().expect("a channel for each group"))
     }
 
-    pub(crate) fn channel(&self, group: Group) -> &Channel {
+    pub(crate) fn channel(&self, group: Group) -> &Arc<Channel> {
         &self.channels[group as usize]
     }
 

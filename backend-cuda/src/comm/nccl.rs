@@ -58,14 +58,32 @@ pub(super) fn present() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
-/// Forbids NVLink multicast, unless the environment says otherwise.
-pub(super) fn avoid_multicast() {
-    const NVLS: &str = "NCCL_NVLS_ENABLE";
+/// Says whether NCCL uses NVLink multicast.
+const NVLS: &str = "NCCL_NVLS_ENABLE";
+
+/// Forbids NCCL NVLink multicast, unless the environment says otherwise. The backend does not do so by itself: when it is
+/// opened, threads of the driver may be reading the environment.
+///
+/// # Safety
+/// The process has no other thread yet.
+pub unsafe fn avoid_multicast() {
     if std::env::var_os(NVLS).is_none() {
-        // SAFETY: the process opens its first and only group of ranks; NCCL, which reads it, has not been called, and Rust's
-        // own accesses are ordered with this one.
+        // SAFETY: the caller's promise.
         unsafe { std::env::set_var(NVLS, "0") };
     }
+}
+
+/// Fails where nobody has decided on multicast, which NCCL would then use.
+pub(super) fn multicast_is_decided(decided: bool) -> Result<()> {
+    let why = || {
+        format!("{NVLS} is not set: set it to 0 before the process starts (1 allows NVLink multicast), or exchange by Peer")
+    };
+    if decided { Ok(()) } else { Err(Error::Unavailable { backend: BACKEND, why: why() }) }
+}
+
+/// Whether the environment says so.
+pub(super) fn decided() -> bool {
+    std::env::var_os(NVLS).is_some()
 }
 
 /// A new identity, which one member makes for all.
@@ -77,6 +95,7 @@ pub(super) fn new_id() -> Result<Vec<u8>> {
 impl Communicator {
     /// Connects the members; blocks until all have come. The device is the calling thread's.
     pub(super) fn connect(id: &[u8], members: usize, place: usize) -> Result<Communicator> {
+        multicast_is_decided(decided())?;
         let malformed =
             || Error::Device { backend: BACKEND, op: "bootstrap", what: "NCCL: an identity was cut off".into() };
         let internal: [u8; ID] = id.try_into().map_err(|_| malformed())?;
@@ -195,4 +214,16 @@ impl Prepared {
 
 fn number(index: usize) -> c_int {
     c_int::try_from(index).expect("fewer ranks than 2^31")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f30_multicast_is_not_decided_behind_the_back_of_other_threads() {
+        multicast_is_decided(true).unwrap();
+        let error = multicast_is_decided(false).unwrap_err().to_string();
+        assert!(error.starts_with("cuda: NCCL_NVLS_ENABLE is not set"), "{error}");
+    }
 }

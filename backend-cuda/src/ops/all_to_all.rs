@@ -113,6 +113,8 @@ pub(crate) fn run(gpu: &Arc<Gpu>, comm: &Comm, op: &AllToAll<'_>) -> Result<()> 
         return Ok(());
     }
     let channel = comm.channel(op.group);
+    // A recorded exchange goes through the connections and the mapped memory of its group whenever it runs.
+    gpu.keep_recorded(|_| Some(channel.clone()));
     match &channel.path {
         Path::Alone if op.counts.is_none() => gpu.copy(OP, op.send, op.recv, Queue::Comm),
         Path::Alone => through_nccl(gpu, channel, None, op),

@@ -14,6 +14,13 @@ pub(super) fn usable() -> bool {
     dropless_cuda::usable()
 }
 
+/// # Safety
+/// The process has no other thread yet.
+pub(super) unsafe fn prepare_environment() {
+    // SAFETY: the caller's promise.
+    unsafe { dropless_cuda::avoid_multicast() };
+}
+
 /// Blocks of the pool's sizes; rows through NCCL arrive beside where they go.
 pub(super) fn footprint(caps: &Caps) -> Footprint {
     Footprint { block: dropless_cuda::block_bytes, staged_exchange: caps.ranks > 1 }

@@ -34,6 +34,15 @@ const PATIENCE: Duration = Duration::from_secs(1800);
 /// The ranks that a process drives.
 type Ranks = Vec<Box<dyn Backend>>;
 
+/// Sets the environment variables that the libraries of the backends read, where they are not set.
+///
+/// # Safety
+/// The process has no other thread yet.
+pub unsafe fn prepare_environment() {
+    // SAFETY: the caller's promise.
+    unsafe { cuda::prepare_environment() };
+}
+
 /// Whether a backend is available here.
 pub fn usable(backend: BackendKind) -> bool {
     match backend {

@@ -51,6 +51,10 @@ pub(super) fn usable() -> bool {
     false
 }
 
+/// # Safety
+/// None is needed.
+pub(super) unsafe fn prepare_environment() {}
+
 pub(super) fn footprint(_caps: &Caps) -> Footprint {
     Footprint::default()
 }

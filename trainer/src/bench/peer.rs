@@ -2,7 +2,8 @@
 
 /// `out = a b^T` for row-major a `[m, k]`, b `[n, k]`, out `[m, n]`.
 pub(super) fn product(m: usize, n: usize, k: usize, a: &[f32], b: &[f32], out: &mut [f32], threads: usize) {
-    assert!(a.len() == m * k && b.len() == n * k && out.len() == m * n, "lengths");
+    let covers = |x: &[f32], rows: usize, columns: usize| rows.checked_mul(columns) == Some(x.len());
+    assert!(covers(a, m, k) && covers(b, n, k) && covers(out, m, n), "lengths");
     let stride = |x: usize| isize::try_from(x).unwrap_or(isize::MAX);
     let parallelism = if threads == 1 { gemm::Parallelism::None } else { gemm::Parallelism::Rayon(threads) };
     // SAFETY: the three slices have the lengths that the extents and strides reach (asserted above), `out` is borrowed
