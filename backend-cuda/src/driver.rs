@@ -377,31 +377,27 @@ pub(crate) fn memory_info() -> Result<(usize, usize)> {
 
 /// The device in whose memory an address lies; None for memory of the host, and for what the driver does not know.
 pub(crate) fn device_of(op: &'static str, address: Address) -> Result<Option<sys::CUdevice>> {
-    use sys::CUpointer_attribute as Attribute;
-    let (mut kind, mut device) = (0u32, 0i32);
-    let asked = [
-        ((&raw mut kind).cast::<c_void>(), Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE),
-        ((&raw mut device).cast::<c_void>(), Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL),
-    ];
-    for (to, attribute) in asked {
-        // SAFETY: writes one number of 4 bytes; the address is looked up and not followed.
-        match unsafe { sys::cuPointerGetAttribute(to, attribute, address) }.result() {
-            Err(result::DriverError(sys::cudaError_enum::CUDA_ERROR_INVALID_VALUE)) => return Ok(None),
-            known => known.during(op)?,
-        }
-    }
+    let (kind, device) = look_up(op, address)?;
     Ok((kind == sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32).then_some(device))
 }
 
 /// Whether an address lies in memory that the driver allocated or that was registered with it.
 pub(crate) fn knows(op: &'static str, address: Address) -> Result<bool> {
-    let mut kind = 0u32;
-    let (to, attribute) = ((&raw mut kind).cast::<c_void>(), sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
-    // SAFETY: writes one number of 4 bytes; the address is looked up and not followed.
-    match unsafe { sys::cuPointerGetAttribute(to, attribute, address) }.result() {
-        Err(result::DriverError(sys::cudaError_enum::CUDA_ERROR_INVALID_VALUE)) => Ok(false),
-        known => known.during(op).map(|()| true),
-    }
+    Ok(look_up(op, address)?.0 != 0)
+}
+
+/// The kind and the device of the memory in which an address lies; kind 0 if the driver does not know it.
+fn look_up(op: &'static str, address: Address) -> Result<(u32, sys::CUdevice)> {
+    use sys::CUpointer_attribute as Attribute;
+    let (mut kind, mut device) = (0u32, 0i32);
+    let mut asked = [Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL];
+    let mut answers = [(&raw mut kind).cast::<c_void>(), (&raw mut device).cast::<c_void>()];
+    // Asking for one attribute at a time would be an error of the driver where it does not know the address.
+    // SAFETY: as many attributes as places for them, each of 4 bytes; the address is looked up and not followed.
+    unsafe { sys::cuPointerGetAttributes(word(asked.len()), asked.as_mut_ptr(), answers.as_mut_ptr(), address) }
+        .result()
+        .during(op)?;
+    Ok((kind, device))
 }
 
 /// Queues a copy. The driver knows from the addresses where they lie.

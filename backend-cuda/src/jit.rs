@@ -266,7 +266,9 @@ mod tests {
         // A whole file, but of another kernel.
         assert_eq!(read(&path, &blake3::hash(b"else")), None);
         // Whoever can write a file can write its digest.
-        for (place, mode, usual) in [(&path, 0o620, 0o600), (&path, 0o602, 0o600), (&cache, 0o770, 0o700), (&cache, 0o707, 0o700)] {
+        for (place, mode, usual) in
+            [(&path, 0o620, 0o600), (&path, 0o602, 0o600), (&cache, 0o770, 0o700), (&cache, 0o707, 0o700)]
+        {
             allow(place, mode);
             assert_eq!(read(&path, &what), None, "{mode:o}");
             allow(place, usual);

@@ -111,10 +111,14 @@ mod tests {
     writer!(STRAY, "stray");
     writer!(AFTER, "after");
 
-    /// The device is of no use to this process afterwards.
+    /// The process that [`a_kernel_that_fails_is_named_by_whoever_notices`] starts; does nothing among the other tests, for
+    /// which the device would be of no use afterwards.
     #[test]
-    fn a_kernel_that_fails_is_named_by_whoever_notices() {
-        let Some(gpu) = Need::Cuda.or_skip(Gpu::open(0, false, None)) else { return };
+    fn process_whose_kernel_fails() {
+        if std::env::var_os("DROPLESS_TEST_STRAY").is_none() {
+            return;
+        }
+        let gpu = Gpu::open(0, false, None).unwrap();
         let launch = |kernel, address| gpu.launch(Launch::new(kernel, Target { address }, &[], 1, 1));
         launch(&BEFORE, 0).unwrap();
         launch(&AFTER, 0).unwrap();
@@ -135,5 +139,22 @@ mod tests {
                 "{text}"
             );
         }
+    }
+    #[test]
+    fn a_kernel_that_fails_is_named_by_whoever_notices() {
+        if Need::Cuda.or_skip(Gpu::open(0, false, None)).is_none() {
+            return;
+        }
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "progress::tests::process_whose_kernel_fails", "--nocapture"])
+            .env("DROPLESS_TEST_STRAY", "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && text.contains("1 passed"),
+            "{text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
 }

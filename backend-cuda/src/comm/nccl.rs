@@ -76,7 +76,9 @@ pub unsafe fn avoid_multicast() {
 /// Fails where nobody has decided on multicast, which NCCL would then use.
 pub(super) fn multicast_is_decided(decided: bool) -> Result<()> {
     let why = || {
-        format!("{NVLS} is not set: set it to 0 before the process starts (1 allows NVLink multicast), or exchange by Peer")
+        format!(
+            "{NVLS} is not set: set it to 0 before the process starts (1 allows NVLink multicast), or exchange by Peer"
+        )
     };
     if decided { Ok(()) } else { Err(Error::Unavailable { backend: BACKEND, why: why() }) }
 }

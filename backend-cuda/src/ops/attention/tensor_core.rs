@@ -211,9 +211,9 @@ impl Heads {
         if self.qk <= MOST_WITH_64_KEYS { 64 } else { 32 }
     }
 
-    /// Warpgroups of the forward pass.
-    fn warpgroups(self) -> usize {
-        let three = self.qk <= 128 && self.v <= 128;
+    /// Warpgroups of the forward pass. Three have too few registers to bring in tiles without boxes.
+    fn warpgroups(self, boxes: bool) -> usize {
+        let three = boxes && self.qk <= 128 && self.v <= 128;
         if three { 3 } else { WARPGROUPS }
     }
 
@@ -317,15 +317,17 @@ impl Tiles<'_> {
 pub(super) fn forward(pass: &Pass<'_>, op: &AttentionForward<'_>) -> Result<()> {
     let heads = Heads::of(pass)?;
     let shape = pass.shape;
-    let warpgroups = heads.warpgroups();
+    let mut sources = [
+        Source { tensor: op.q, heads: shape.heads, dim: shape.qk_dim, rows: WARPGROUPS * BLOCK },
+        Source { tensor: op.k, heads: shape.kv_heads, dim: shape.qk_dim, rows: KEY_TILE },
+        Source { tensor: op.v, heads: shape.kv_heads, dim: shape.v_dim, rows: KEY_TILE },
+    ];
+    let warpgroups = heads.warpgroups(sources.iter().all(Source::in_boxes));
+    sources[0].rows = warpgroups * BLOCK;
     Tiles {
         kernel: &FORWARD,
         tensors: &[Some(op.q), Some(op.k), Some(op.v), pass.start, pass.first, Some(op.out), Some(op.lse)],
-        sources: &[
-            Source { tensor: op.q, heads: shape.heads, dim: shape.qk_dim, rows: warpgroups * BLOCK },
-            Source { tensor: op.k, heads: shape.kv_heads, dim: shape.qk_dim, rows: KEY_TILE },
-            Source { tensor: op.v, heads: shape.kv_heads, dim: shape.v_dim, rows: KEY_TILE },
-        ],
+        sources: &sources,
         heads,
         buffers: Buffers::forward(heads, warpgroups),
         own: &[],
@@ -462,7 +464,7 @@ mod tests {
         let all = |heads| {
             let stored = Buffers::grad_queries_stored(heads);
             [
-                Buffers::forward(heads, heads.warpgroups()),
+                Buffers::forward(heads, heads.warpgroups(true)),
                 Buffers::grad_keys(heads, true),
                 Buffers::grad_queries(heads),
                 stored,
