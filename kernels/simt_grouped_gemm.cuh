@@ -1,11 +1,11 @@
-// Grouped products without tensor cores: NUMERICS.md, "F32", for every element type, and FP8 blocks.
+// Grouped products without tensor cores: NUMERICS.md, "F32", for every element type, FP8 blocks, and split factors.
 //
 // A block computes square tiles of outputs, one after the other, a thread 4 x 4 of each; 32 terms of the chain at a time
 // lie in shared memory as f32, while the next ones are on their way to registers. The chain ends where it ends: unlike a
 // tensor core, fma tells a zero term of one sign from none.
 //
-// Constants: RAGGED_CHAIN, ACCUMULATE; A_CHAIN_LAST, B_CHAIN_LAST (the chain's dimension is the last in memory).
-// Scalars: as tiles.cuh, and a_sources, b_sources (rows to gather from). With scales: as fp8_block_scales.cuh.
+// Constants: RAGGED_CHAIN, ACCUMULATE; A_CHAIN_LAST, B_CHAIN_LAST (the chain's dimension is the last in memory); A_SPLIT,
+// B_SPLIT (see chain.cuh). Scalars: as tiles.cuh, and a_sources, b_sources (rows to gather from). With scales: as fp8_block_scales.cuh.
 
 constexpr u32 SIMT_CHAIN = 32, SIMT_EACH = 4;
 
@@ -105,6 +105,18 @@ __device__ __forceinline__ void end_part(const Given& given, const Tile& tile, u
     }
 }
 
+// Split factors: total = total + part, and the next part begins.
+__device__ __forceinline__ void end_part(float (&part)[SIMT_EACH][SIMT_EACH], float (&total)[SIMT_EACH][SIMT_EACH]) {
+#pragma unroll
+    for (u32 i = 0; i < SIMT_EACH; i++) {
+#pragma unroll
+        for (u32 j = 0; j < SIMT_EACH; j++) {
+            total[i][j] += part[i][j];
+            part[i][j] = 0.0f;
+        }
+    }
+}
+
 // By `SIMT_THREADS<TILE>` threads.
 template <u32 TILE>
 __device__ __forceinline__ void simt_grouped_gemm(const Given& given) {
@@ -116,33 +128,40 @@ __device__ __forceinline__ void simt_grouped_gemm(const Given& given) {
     Tile tile;
     for (u64 index = blockIdx.x; tiles.find(index, tile); index += gridDim.x) {
         if (ACCUMULATE && tile.terms == 0) continue;
+        const u64 a_plane = u64(p.rows) * p.chain, b_plane = u64(RAGGED_CHAIN ? 1 : p.groups) * p.columns * p.chain;
         const auto* matrix = given.b + (RAGGED_CHAIN ? 0 : u64(tile.group) * p.columns * p.chain);
-        // Under FP8 blocks the present part, and the sum of those before.
+        // Of a product in parts (FP8 blocks, split factors) the present one, and the sum of those before.
         float acc[SIMT_EACH][SIMT_EACH] = {}, total[SIMT_EACH][SIMT_EACH] = {};
         float next_a[SimtFactor<TILE>::MINE], next_b[SimtFactor<TILE>::MINE];
-        const auto fetch = [&](u32 done) {
-            const u32 term = tile.first + done, count = min(tile.terms - done, SIMT_CHAIN);
+        const auto fetch = [&](const Chain<SIMT_CHAIN>& chain) {
+            const u32 term = tile.first + chain.done, count = min(chain.left(), SIMT_CHAIN);
+            const auto* left = given.a + chain.a_plane() * a_plane;
+            const auto* right = matrix + chain.b_plane() * b_plane;
             SimtFactor<TILE>::template fetch<A_CHAIN_LAST>(next_a, tile.rows, count, [&](u32 r, u32 t) {
-                return element_at<A_CHAIN_LAST, a_gather_given>(given.a, given.a_gather, p.a_sources, tile.row + r,
+                return element_at<A_CHAIN_LAST, a_gather_given>(left, given.a_gather, p.a_sources, tile.row + r,
                                                                 p.rows, term + t, p.chain);
             });
             SimtFactor<TILE>::template fetch<B_CHAIN_LAST>(next_b, p.columns - tile.column, count, [&](u32 c, u32 t) {
-                return element_at<B_CHAIN_LAST, b_gather_given>(matrix, given.b_gather, p.b_sources, tile.column + c,
+                return element_at<B_CHAIN_LAST, b_gather_given>(right, given.b_gather, p.b_sources, tile.column + c,
                                                                 p.columns, term + t, p.chain);
             });
         };
-        if (tile.terms > 0) fetch(0);
-        for (u32 done = 0; done < tile.terms; done += SIMT_CHAIN) {
-            const u32 term = tile.first + done, count = min(tile.terms - done, SIMT_CHAIN);
+        Chain<SIMT_CHAIN> chain(tile.terms);
+        if (chain.more()) fetch(chain);
+        while (chain.more()) {
+            const u32 done = chain.done, count = min(chain.left(), SIMT_CHAIN);
+            const bool ends = chain.ends();
             __syncthreads();
             a.template put<A_CHAIN_LAST>(next_a);
             b.template put<B_CHAIN_LAST>(next_b);
             __syncthreads();
-            if (count < tile.terms - done) fetch(done + SIMT_CHAIN);
+            chain.next();
+            if (chain.more()) fetch(chain);
             fma_terms(a, b, row, column, count, acc);
             if (a_scale_given && ((done + SIMT_CHAIN) % BLOCK == 0 || done + SIMT_CHAIN >= tile.terms)) {
-                end_part(given, tile, row, column, term, acc, total);
+                end_part(given, tile, row, column, tile.first + done, acc, total);
             }
+            if (SPLIT && ends) end_part(acc, total);
         }
 #pragma unroll
         for (u32 i = 0; i < SIMT_EACH; i++) {
@@ -150,7 +169,7 @@ __device__ __forceinline__ void simt_grouped_gemm(const Given& given) {
             for (u32 j = 0; j < SIMT_EACH; j++) {
                 if (row + i < tile.rows && tile.column + column + j < p.columns) {
                     const u64 at = out_place(p, tile.group, tile.row + row + i, tile.column + column + j);
-                    put(given.out, at, a_scale_given ? total[i][j] : acc[i][j]);
+                    put(given.out, at, a_scale_given || SPLIT ? total[i][j] : acc[i][j]);
                 }
             }
         }

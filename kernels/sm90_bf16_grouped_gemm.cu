@@ -1,7 +1,7 @@
 // Grouped products of bf16 factors on Hopper's tensor cores: NUMERICS.md, "Hopper" and "The three products of a layer".
 //
 // The frame is sm90_grouped_gemm.cuh. A step of the model is one `wgmma`; as many steps run as the chain has, since a
-// step of zeros alone would make +0 of -0.
+// step of zeros alone would make +0 of -0. Of split factors each part is made from zero, and added to the result.
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -27,8 +27,7 @@ struct Consumer {
     template <u32 COLUMNS, class Meanwhile>
     __device__ __forceinline__ void make(const Tile& tile, Meanwhile meanwhile) {
         float d[COLUMNS / 2];
-#pragma unroll
-        for (u32 i = 0; i < COLUMNS / 2; i++) d[i] = 0.0f;
+        clear<COLUMNS>(d);
         for (u32 done = 0; done < tile.terms; done += TILE_CHAIN) {
             const u32 left = tile.terms - done;
             barrier_wait(ring.full + place.stage, place.parity);
@@ -46,7 +45,34 @@ struct Consumer {
         if (tile.terms > 0 || !ACCUMULATE) outlet.put(tile, first + warp_row(), d);
     }
 
+    // The same with split factors.
+    template <u32 COLUMNS>
+    __device__ __forceinline__ void make_split(const Tile& tile) {
+        float d[COLUMNS / 2], part[COLUMNS / 2];
+        clear<COLUMNS>(d);
+        for (Chain<TILE_CHAIN> chain(tile.terms); chain.more(); chain.next()) {
+            if (chain.begins()) clear<COLUMNS>(part);
+            barrier_wait(ring.full + place.stage, place.parity);
+            if (copied(chain.left())) fence_async();
+            multiply<COLUMNS>(min(chain.left(), TILE_CHAIN), part);
+            wgmma_wait<0>(part);
+            ring.leave(place.stage);
+            place.advance();
+            if (chain.ends()) {
+#pragma unroll
+                for (u32 i = 0; i < COLUMNS / 2; i++) d[i] += part[i];
+            }
+        }
+        if (tile.terms > 0 || !ACCUMULATE) outlet.put(tile, first + warp_row(), d);
+    }
+
    private:
+    template <u32 COLUMNS>
+    static __device__ __forceinline__ void clear(float (&d)[COLUMNS / 2]) {
+#pragma unroll
+        for (u32 i = 0; i < COLUMNS / 2; i++) d[i] = 0.0f;
+    }
+
     // The products of a stage that holds so many terms of the chain.
     template <u32 COLUMNS>
     __device__ __forceinline__ void multiply(u32 terms, float (&d)[COLUMNS / 2]) const {
@@ -83,6 +109,9 @@ __device__ __forceinline__ void consume(const Given& given, Ring& ring, u32 tile
     for (; more; tile = next) {
         if (consumer.first >= tile.rows) {
             ring.skip(consumer.place, tile.terms);
+            find_next();
+        } else if constexpr (SPLIT) {
+            consumer.make_split<TILE_COLUMNS>(tile);
             find_next();
         } else if (TILE_COLUMNS > FEW_COLUMNS && given.scalars.columns - tile.column <= FEW_COLUMNS) {
             consumer.make<FEW_COLUMNS>(tile, find_next);

@@ -23,8 +23,8 @@
 // The results go out as sm90_grouped_gemm_out.cuh says, while the producers fill the ring for the next tile.
 //
 // Constants: RAGGED_CHAIN, ACCUMULATE; A_CHAIN_LAST, B_CHAIN_LAST (the chain's dimension is the last in memory);
-// A_LOAD, B_LOAD; STORE; TILE_COLUMNS, STAGES; CLUSTER (1, or 2 if both factors are BOXES). Scalars: as tiles.cuh, and
-// a_sources, b_sources (rows to gather from). Maps: a, b, out.
+// A_SPLIT, B_SPLIT (see chain.cuh); A_LOAD, B_LOAD; STORE; TILE_COLUMNS, STAGES; CLUSTER (1, or 2 if both factors are
+// BOXES). Scalars: as tiles.cuh, and a_sources, b_sources (rows to gather from). Maps: a, b, out.
 
 enum class Load : u32 { BOXES, PIECES, ELEMENTS };
 
@@ -74,7 +74,7 @@ struct Ring {
 
     // By a warp that reads nothing of a chain of this many terms.
     __device__ __forceinline__ void skip(Place& place, u32 terms) {
-        for (u32 done = 0; done < terms; done += TILE_CHAIN) {
+        for (Chain<TILE_CHAIN> chain(terms); chain.more(); chain.next()) {
             barrier_wait(full + place.stage, place.parity);
             leave(place.stage);
             place.advance();
@@ -103,8 +103,8 @@ struct Factor {
     u32 chain;
     // Rows to gather from.
     u32 sources;
-    // Whether each group has a matrix of its own.
-    bool stacked;
+    // Matrices of a plane, if each group has one of its own; else 0.
+    u32 stacked;
 };
 
 // FP8 blocks bring scales with every piece.
@@ -139,8 +139,9 @@ class Loader {
         row = first;
         rows = count;
         shares = shared;
-        matrix = factor.stacked ? group : 0;
-        elements = factor.elements + u64(matrix) * factor.rows * factor.chain * ELEMENT_BYTES;
+        matrix = factor.stacked > 0 ? group : 0;
+        base = factor.elements + u64(matrix) * factor.rows * factor.chain * ELEMENT_BYTES;
+        elements = base;
         if constexpr (KNOWN) {
 #pragma unroll
             for (u32 i = 0; i < TURNS; i++) known[i] = row_source(i);
@@ -155,11 +156,13 @@ class Loader {
     // Bytes that it will bring.
     static __device__ __forceinline__ u32 box_bytes(u32 left) { return boxes(left) ? EXTENT * ROW_BYTES : 0; }
 
-    // The piece of the chain from `term` on, of which `left` terms exist.
-    __device__ __forceinline__ void load(u32 to, u64* barrier, u32 term, u32 left) {
+    // The piece of the chain from `term` on, of which `left` terms exist, in a plane of the factor.
+    __device__ __forceinline__ void load(u32 to, u64* barrier, u32 term, u32 left, u32 plane) {
+        const u32 skipped = plane * max(factor.stacked, 1u);
         if (boxes(left)) {
-            if (threadIdx.x == 0) load_boxes(to, barrier, term);
+            if (threadIdx.x == 0) load_boxes(to, barrier, term, matrix + skipped);
         } else if constexpr (COPIES) {
+            if constexpr (SPLIT) elements = base + u64(skipped) * factor.rows * factor.chain * ELEMENT_BYTES;
             if constexpr (MAJOR == Major::CHAIN) {
                 copy_rows(to, term, left);
             } else {
@@ -183,17 +186,17 @@ class Loader {
         return r < rows ? source_of(row + r) : NONE;
     }
 
-    __device__ __forceinline__ void load_boxes(u32 to, u64* barrier, u32 term) const {
+    __device__ __forceinline__ void load_boxes(u32 to, u64* barrier, u32 term, u32 z) const {
         if (PART < EXTENT && shares) {
             const u32 part = blockIdx.x % CLUSTER;
             load_part(to, part, [&](u32 at, u32 x, u32 y) {
-                copy_box_to((1 << CLUSTER) - 1, at, *factor.map, barrier, x, y, matrix);
+                copy_box_to((1 << CLUSTER) - 1, at, *factor.map, barrier, x, y, z);
             }, term);
         } else {
 #pragma unroll
             for (u32 part = 0; part < EXTENT / PART; part++) {
                 load_part(to, part, [&](u32 at, u32 x, u32 y) {
-                    copy_box(at, *factor.map, barrier, x, y, matrix);
+                    copy_box(at, *factor.map, barrier, x, y, z);
                 }, term);
             }
         }
@@ -277,6 +280,8 @@ class Loader {
     }
 
     const Factor factor;
+    // The group's matrix: the first plane of it, and the present one.
+    const u8* base;
     const u8* elements;
     u32 row;
     u32 rows;
@@ -301,24 +306,23 @@ __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tile
     if (threadIdx.x >= LEADERS + COPIERS) return;
     const bool leads = threadIdx.x < LANES;
     const Scalars& p = given.scalars;
-    LoaderA a({reinterpret_cast<const u8*>(given.a), given.a_gather, &given.maps[0], p.rows, p.chain, p.a_sources,
-               false});
+    LoaderA a({reinterpret_cast<const u8*>(given.a), given.a_gather, &given.maps[0], p.rows, p.chain, p.a_sources, 0});
     LoaderB b({reinterpret_cast<const u8*>(given.b), given.b_gather, &given.maps[1], p.columns, p.chain, p.b_sources,
-               !RAGGED_CHAIN});
+               RAGGED_CHAIN ? 0 : p.groups});
     OutTiles tiles(given);
     Place place;
     Tile tile;
     for (u64 index = blockIdx.x; tiles.find(index, tile); index += gridDim.x) {
         a.begin(tile.group, tile.row, tile.rows, false);
         b.begin(tile.group, tile.column, min(p.columns - tile.column, TILE_COLUMNS), tile.shares);
-        for (u32 done = 0; done < tile.terms; done += TILE_CHAIN) {
-            const u32 left = tile.terms - done, stage = place.stage;
+        for (Chain<TILE_CHAIN> chain(tile.terms); chain.more(); chain.next()) {
+            const u32 done = chain.done, left = chain.left(), stage = place.stage;
             u64* full = ring.full + stage;
             const auto load = [&] {
                 const u32 to = tiles_at + stage * STAGE_BYTES;
                 if (threadIdx.x == 0) barrier_expect(full, LoaderA::box_bytes(left) + LoaderB::box_bytes(left));
-                a.load(to, full, tile.first + done, left);
-                b.load(to + A_BYTES, full, tile.first + done, left);
+                a.load(to, full, tile.first + done, left, chain.a_plane());
+                b.load(to + A_BYTES, full, tile.first + done, left, chain.b_plane());
             };
             barrier_wait(ring.empty + stage, place.parity ^ 1);
             if constexpr (STREAMED) {

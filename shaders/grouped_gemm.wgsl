@@ -4,7 +4,7 @@
 // makes the bits, not the tile.
 //
 // Constants: those of operands.wgsl; RAGGED_CHAIN (the groups divide the chain: Wgrad); FP8_BLOCKS (e4m3 codes with scales
-// of 128); ACCUMULATE.
+// of 128); ACCUMULATE; A_SPLIT, B_SPLIT (three planes of bf16, the low, the middle and the high parts of f32 values).
 
 fn left_term_of(value: u32) -> Term {
     return term_of(value);
@@ -59,6 +59,32 @@ fn block_scale(group: u32, row: u32, column: u32, t: u32) -> u32 {
     return f32_mul(a_scale, b_scale_at(b_row * p.scale_chain + t / 128u));
 }
 
+// Whether the chain is cut into blocks of 128 terms, whose results are added.
+const IN_PARTS: bool = FP8_BLOCKS == 1u || A_SPLIT == 1u || B_SPLIT == 1u;
+
+// The pairs of planes that go into a split product, and which they are, four bits each from the lowest on.
+const PLANE_PAIRS: u32 = select(select(1u, 3u, A_SPLIT == 1u || B_SPLIT == 1u), 6u, A_SPLIT == 1u && B_SPLIT == 1u);
+const A_PLANES: u32 = select(0u, select(0x210u, 0x221210u, B_SPLIT == 1u), A_SPLIT == 1u);
+const B_PLANES: u32 = select(0u, select(0x210u, 0x212012u, A_SPLIT == 1u), B_SPLIT == 1u);
+
+// The planes that rows and columns are in.
+var<private> a_plane: u32;
+var<private> b_plane: u32;
+
+fn enter_planes(pair: u32) {
+    if PLANE_PAIRS > 1u { // decided
+        let a = ((A_PLANES >> (4u * pair)) & 3u) * given.scalars.a_plane;
+        let b = ((B_PLANES >> (4u * pair)) & 3u) * given.scalars.b_plane;
+        for (var i = 0u; i < TILE; i += 1u) { // unrolled
+            // A gathered row that is not there is in no plane.
+            rows[i] = select(rows[i] + a - a_plane, NOWHERE, rows[i] == NOWHERE);
+            columns[i] += b - b_plane;
+        }
+        a_plane = a;
+        b_plane = b;
+    }
+}
+
 @compute @workgroup_size(64)
 fn main(
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -111,16 +137,25 @@ fn main(
         columns[i] = group * p.b_group + min(column + i, p.columns - 1u) * p.b_column;
     }
 
-    // Under FP8 blocks `acc` is the chain of the present block, and `total` the sum of those before, in the end `acc` too.
+    // In a product in parts `acc` is the chain of the present block, and `total` the sum of those before, in the end `acc`
+    // too.
     var total: array<array<u32, TILE>, TILE>;
-    let block = select(max(chain_end - chain_begin, 1u), 128u, FP8_BLOCKS == 1u);
+    let block = select(max(chain_end - chain_begin, 1u), 128u, IN_PARTS);
     for (var t = chain_begin; t < chain_end; t += block) {
-        continue_chains(t, min(t + block, chain_end));
-        if FP8_BLOCKS == 1u { // decided
+        for (var pair = 0u; pair < PLANE_PAIRS; pair += 1u) {
+            enter_planes(pair);
+            continue_chains(t, min(t + block, chain_end));
+        }
+        if IN_PARTS { // decided
+            enter_planes(0u);
             for (var r = 0u; r < TILE; r += 1u) {
                 for (var c = 0u; c < TILE; c += 1u) {
-                    let scale = block_scale(group, min(row + r, last_row - 1u), min(column + c, p.columns - 1u), t);
-                    total[r][c] = f32_fma(acc[0][0], scale, total[r][c]);
+                    if FP8_BLOCKS == 1u { // decided
+                        let scale = block_scale(group, min(row + r, last_row - 1u), min(column + c, p.columns - 1u), t);
+                        total[r][c] = f32_fma(acc[0][0], scale, total[r][c]);
+                    } else {
+                        total[r][c] = f32_add(total[r][c], acc[0][0]);
+                    }
                     acc[0][0] = select(0u, total[r][c], t + block >= chain_end);
                     turn_columns();
                 }

@@ -33,6 +33,7 @@ pub(crate) const RING: &str = include_str!("../../kernels/ring.cuh");
 pub(crate) const ROTATE: &str = include_str!("../../kernels/rotate.cuh");
 pub(crate) const RUNS: &str = include_str!("../../kernels/run.cuh");
 pub(crate) const SCAN: &str = include_str!("../../kernels/scan.cuh");
+pub(crate) const CHAIN: &str = include_str!("../../kernels/chain.cuh");
 pub(crate) const SIMT_GROUPED_GEMM: &str = include_str!("../../kernels/simt_grouped_gemm.cuh");
 pub(crate) const SM90: &str = include_str!("../../kernels/sm90.cuh");
 pub(crate) const SM90_GROUPED_GEMM: &str = include_str!("../../kernels/sm90_grouped_gemm.cuh");

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use dropless_core::ops::{Checked, GroupedGemm, Operand, Product, Side};
 use dropless_core::{DType, NumericModel, Result, Tensor};
 
-use super::mxfp8_dequantize;
+use super::{mxfp8_dequantize, split};
 use crate::device::Gpu;
 use crate::driver::TensorMap;
 use crate::kernel::{
-    BF16, Binding, F32, FLOAT, FP8_BLOCK_SCALES, GROUP_ENDS, GROUPED_GEMM_OUT, Kernel, Launch, PRELUDE, RING,
+    BF16, Binding, CHAIN, F32, FLOAT, FP8_BLOCK_SCALES, GROUP_ENDS, GROUPED_GEMM_OUT, Kernel, Launch, PRELUDE, RING,
     SIMT_GROUPED_GEMM, SM90, SM90_GROUPED_GEMM, SM90_GROUPED_GEMM_OUT, TILES, U32, scalars, word,
 };
 
@@ -39,6 +39,8 @@ const TENSOR_CORE_CONSTANTS: &[&str] = &[
     "ACCUMULATE",
     "A_CHAIN_LAST",
     "B_CHAIN_LAST",
+    "A_SPLIT",
+    "B_SPLIT",
     "A_LOAD",
     "B_LOAD",
     "STORE",
@@ -57,6 +59,7 @@ pub(crate) static SM90_BF16_GROUPED_GEMM: Kernel<GemmScalars> = Kernel::new(
         TILES,
         GROUPED_GEMM_OUT,
         FP8_BLOCK_SCALES,
+        CHAIN,
         SIMT_GROUPED_GEMM,
         SM90_GROUPED_GEMM,
         SM90_GROUPED_GEMM_OUT,
@@ -77,6 +80,7 @@ pub(crate) static SM90_E4M3_GROUPED_GEMM: Kernel<GemmScalars> = Kernel::new(
         TILES,
         GROUPED_GEMM_OUT,
         FP8_BLOCK_SCALES,
+        CHAIN,
         SIMT_GROUPED_GEMM,
         SM90_GROUPED_GEMM,
         SM90_GROUPED_GEMM_OUT,
@@ -95,12 +99,13 @@ pub(crate) static F32_GROUPED_GEMM: Kernel<GemmScalars> = Kernel::new(
         TILES,
         GROUPED_GEMM_OUT,
         FP8_BLOCK_SCALES,
+        CHAIN,
         SIMT_GROUPED_GEMM,
         include_str!("../../../kernels/f32_grouped_gemm.cu"),
     ],
     &tensors(&[DType::F32, DType::Bf16, DType::E4m3]),
 )
-.constants(&["RAGGED_CHAIN", "ACCUMULATE", "A_CHAIN_LAST", "B_CHAIN_LAST", "TILE"]);
+.constants(&["RAGGED_CHAIN", "ACCUMULATE", "A_CHAIN_LAST", "B_CHAIN_LAST", "A_SPLIT", "B_SPLIT", "TILE"]);
 
 /// Sides of a tile in simt_grouped_gemm.cuh, of which a thread has 4 x 4 outputs, and the blocks of a multiprocessor.
 const SIMT_TILES: [usize; 2] = [64, 32];
@@ -124,25 +129,31 @@ const ATOM_BYTES: usize = 1024;
 /// What the kernel is compiled under for the tests: each kind of product with each way of coming in, and both tiles.
 #[cfg(test)]
 pub(super) const BF16_CONSTANTS: &[&[u32]] = &[
-    &[0, 0, 1, 1, 0, 0, 0, 256, 4, 2],
-    &[0, 0, 1, 1, 1, 0, 0, 256, 4, 1],
-    &[0, 0, 1, 1, 2, 2, 2, 128, 6, 1],
-    &[0, 0, 1, 0, 0, 0, 0, 128, 6, 2],
-    &[0, 0, 1, 0, 0, 0, 0, 256, 4, 2],
-    &[0, 1, 1, 0, 1, 0, 1, 256, 4, 1],
-    &[0, 0, 1, 0, 2, 2, 2, 256, 4, 1],
-    &[1, 0, 0, 0, 0, 0, 0, 256, 4, 2],
-    &[1, 1, 0, 0, 0, 0, 1, 256, 4, 2],
-    &[1, 1, 0, 0, 0, 1, 1, 128, 6, 1],
-    &[1, 1, 0, 0, 1, 1, 1, 256, 4, 1],
-    &[1, 1, 0, 0, 2, 2, 2, 128, 6, 1],
+    &[0, 0, 1, 1, 0, 0, 0, 0, 0, 256, 4, 2],
+    &[0, 0, 1, 1, 0, 0, 1, 0, 0, 256, 4, 1],
+    &[0, 0, 1, 1, 0, 0, 2, 2, 2, 128, 6, 1],
+    &[0, 0, 1, 0, 0, 0, 0, 0, 0, 128, 6, 2],
+    &[0, 0, 1, 0, 0, 0, 0, 0, 0, 256, 4, 2],
+    &[0, 1, 1, 0, 0, 0, 1, 0, 1, 256, 4, 1],
+    &[0, 0, 1, 0, 0, 0, 2, 2, 2, 256, 4, 1],
+    &[1, 0, 0, 0, 0, 0, 0, 0, 0, 256, 4, 2],
+    &[1, 1, 0, 0, 0, 0, 0, 0, 1, 256, 4, 2],
+    &[1, 1, 0, 0, 0, 0, 0, 1, 1, 128, 6, 1],
+    &[1, 1, 0, 0, 0, 0, 1, 1, 1, 256, 4, 1],
+    &[1, 1, 0, 0, 0, 0, 2, 2, 2, 128, 6, 1],
+    &[0, 0, 1, 1, 0, 1, 0, 0, 0, 128, 6, 2],
+    &[0, 0, 1, 1, 0, 1, 1, 2, 2, 128, 6, 1],
+    &[0, 0, 1, 0, 1, 1, 0, 0, 0, 128, 6, 2],
+    &[0, 0, 1, 0, 1, 1, 2, 2, 2, 128, 6, 1],
+    &[1, 1, 0, 0, 1, 0, 0, 0, 1, 128, 6, 1],
+    &[1, 1, 0, 0, 1, 0, 2, 2, 2, 128, 6, 1],
 ];
 #[cfg(test)]
 pub(super) const E4M3_CONSTANTS: &[&[u32]] = &[
-    &[0, 0, 1, 1, 0, 0, 0, 128, 5, 1],
-    &[0, 0, 1, 1, 2, 2, 2, 128, 5, 1],
-    &[1, 1, 1, 1, 0, 0, 1, 128, 5, 1],
-    &[1, 0, 1, 1, 2, 2, 2, 128, 5, 1],
+    &[0, 0, 1, 1, 0, 0, 0, 0, 0, 128, 5, 1],
+    &[0, 0, 1, 1, 0, 0, 2, 2, 2, 128, 5, 1],
+    &[1, 1, 1, 1, 0, 0, 0, 0, 1, 128, 5, 1],
+    &[1, 0, 1, 1, 0, 0, 2, 2, 2, 128, 5, 1],
 ];
 
 /// How a factor comes into shared memory, or a result leaves it: `Load` of sm90_grouped_gemm.cuh.
@@ -177,6 +188,8 @@ struct Factor<'a> {
     elements: Cow<'a, Tensor>,
     gather: Option<&'a Tensor>,
     scale_inv: Option<&'a Tensor>,
+    /// f32 values in planes.
+    split: bool,
     side: Side,
 }
 
@@ -184,18 +197,20 @@ impl<'a> Factor<'a> {
     fn of(gpu: &Arc<Gpu>, operand: Operand<'a>, side: Side) -> Result<Factor<'a>> {
         let (elements, gather, scale_inv) = match operand {
             Operand::Plain { values, gather } => (Cow::Borrowed(values), gather, None),
+            Operand::Split { values } => (Cow::Owned(split::run(gpu, values)?), None, None),
             Operand::Mxfp8 { codes, scales } => {
                 (Cow::Owned(mxfp8_dequantize::run(gpu, codes, scales, !side.chain_last)?), None, None)
             }
             Operand::Fp8Block { codes, scale_inv } => (Cow::Borrowed(codes), None, Some(scale_inv)),
         };
         let side = if scale_inv.is_some() { side.chain_last() } else { side };
-        Ok(Factor { elements, gather, scale_inv, side })
+        Ok(Factor { elements, gather, scale_inv, split: matches!(operand, Operand::Split { .. }), side })
     }
 
     /// Extents in memory, the fastest first.
     fn extents(&self) -> [usize; 3] {
         let Side { matrices, rows, chain, chain_last, .. } = self.side;
+        let matrices = if self.split { split::PLANES * matrices } else { matrices };
         if chain_last { [chain, rows, matrices] } else { [rows, chain, matrices] }
     }
 
@@ -254,7 +269,7 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupedGemm<'_>>, model: NumericM
         Some(op.out),
     ];
     let mut constants =
-        vec![u32::from(wgrad), u32::from(op.accumulate), u32::from(a.side.chain_last), u32::from(b.side.chain_last)];
+        [wgrad, op.accumulate, a.side.chain_last, b.side.chain_last, a.split, b.split].map(u32::from).to_vec();
     let tiles = |tile| tiles([groups, rows, columns], wgrad, tile);
     let kernel = match a.elements.dtype() {
         DType::Bf16 if model != NumericModel::F32 => &SM90_BF16_GROUPED_GEMM,
@@ -272,9 +287,11 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupedGemm<'_>>, model: NumericM
 
     let multiprocessors = gpu.multiprocessors as usize;
     let [narrow, wide] = TILE_COLUMNS;
-    // The wider tile, if it leaves no multiprocessor without work. FP8 blocks have one scale for 128 columns.
+    // The wider tile, if it leaves no multiprocessor without work. FP8 blocks have one scale for 128 columns; products in
+    // parts need twice the registers.
+    let split = a.split || b.split;
     let tile_columns = match a.elements.dtype() {
-        DType::Bf16 if columns > narrow && tiles([TILE_ROWS, wide]) >= multiprocessors => wide,
+        DType::Bf16 if !split && columns > narrow && tiles([TILE_ROWS, wide]) >= multiprocessors => wide,
         _ => narrow,
     };
     // Pairs of blocks share columns, if groups have several rows of tiles.

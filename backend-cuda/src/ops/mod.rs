@@ -9,6 +9,7 @@ mod kernels_test;
 pub(crate) mod map;
 mod mxfp8_dequantize;
 pub(crate) mod route;
+mod split;
 
 #[cfg(test)]
 pub(crate) use kernels_test::for_each_architecture;
@@ -80,11 +81,20 @@ pub(crate) fn all() -> Vec<(&'static Program, &'static [&'static [u32]])> {
         (&group_quantize::OFFSETS.program, &[&[]]),
         (
             &grouped_gemm::F32_GROUPED_GEMM.program,
-            &[&[0, 0, 1, 1, 64], &[0, 1, 1, 0, 32], &[1, 0, 0, 0, 32], &[1, 1, 1, 1, 64]],
+            &[
+                &[0, 0, 1, 1, 0, 0, 64],
+                &[0, 1, 1, 0, 0, 0, 32],
+                &[1, 0, 0, 0, 0, 0, 32],
+                &[1, 1, 1, 1, 0, 0, 64],
+                &[0, 0, 1, 1, 0, 1, 64],
+                &[0, 0, 1, 0, 1, 1, 32],
+                &[1, 1, 0, 0, 1, 0, 64],
+            ],
         ),
         (&grouped_gemm::SM90_BF16_GROUPED_GEMM.program, grouped_gemm::BF16_CONSTANTS),
         (&grouped_gemm::SM90_E4M3_GROUPED_GEMM.program, grouped_gemm::E4M3_CONSTANTS),
         (&mxfp8_dequantize::MXFP8_DEQUANTIZE.program, &[&[0], &[1]]),
+        (&split::SPLIT.program, &[&[]]),
         (&route::TOP_K.program, &[&[256, 8, 0], &[17, 1, 1], &[512, 1, 1]]),
         (&route::BALANCE_BLOCKS.program, &[&[256], &[5]]),
         (&route::BALANCE_LOSS.program, &[&[256]]),

@@ -7,7 +7,7 @@ use dropless_core::ops::{Checked, GemmKind, GroupedGemm, Operand, Product, Side}
 use dropless_core::{DType, NumericModel, Result, Tensor};
 
 use super::chains::{Chains, SIDE, aligned, tile};
-use super::mxfp8_dequantize;
+use super::{mxfp8_dequantize, split};
 use crate::dispatch::{Dispatch, Stream};
 use crate::shader::{Binding, FLOAT, FORMATS, MMA, OFFSETS, OPERANDS, PRELUDE, Shader, U32, scalars, word};
 
@@ -35,6 +35,8 @@ scalars!(
         b_sources,
         offsets_end,
         offsets_block,
+        a_plane,
+        b_plane,
     }
 );
 
@@ -67,6 +69,8 @@ pub(crate) static GROUPED_GEMM: Shader<GemmScalars> = Shader::new(
     "RAGGED_CHAIN",
     "FP8_BLOCKS",
     "ACCUMULATE",
+    "A_SPLIT",
+    "B_SPLIT",
 ]);
 
 /// An operand as the shader takes it.
@@ -93,6 +97,9 @@ impl<'a> Factor<'a> {
                 scale_inv: Some(scale_inv),
                 side: side.chain_last(),
             },
+            Operand::Split { values } => {
+                Factor { elements: Cow::Owned(split::run(stream, values)?), gather: None, scale_inv: None, side }
+            }
         })
     }
 }
@@ -102,6 +109,7 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
     let Product { groups, m: rows, n: columns, k: chain, sides } = product;
     let wgrad = product.ragged_chain();
     let fp8 = matches!(op.a, Operand::Fp8Block { .. });
+    let [a_split, b_split] = [op.a, op.b].map(|operand| matches!(operand, Operand::Split { .. }));
     let a = Factor::of(stream, op.a, sides[0])?;
     let b = Factor::of(stream, op.b, sides[1])?;
     let unit = match a.elements.dtype() {
@@ -143,6 +151,8 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
         b_sources: word(b.elements.rows()),
         offsets_end: word(product.ragged_extent()),
         offsets_block: word(op.offsets_block()),
+        a_plane: word(sides[0].matrices * rows * chain),
+        b_plane: word(sides[1].matrices * columns * chain),
     };
     let chains = Chains {
         dtype: a.elements.dtype(),
@@ -153,7 +163,7 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
         aligned: [(&a, a_strides), (&b, b_strides)].map(|(factor, [x, y])| aligned(&factor.elements, x.max(y))),
     };
     let mut constants = chains.constants();
-    constants.extend([wgrad, fp8, op.accumulate].map(u32::from));
+    constants.extend([wgrad, fp8, op.accumulate, a_split, b_split].map(u32::from));
     let tensors = [
         Some(&*a.elements),
         // Drivers take their time to compile this shader, so it is the same with and without a gather.

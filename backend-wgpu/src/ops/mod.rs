@@ -10,6 +10,7 @@ pub(crate) mod mxfp8_dequantize;
 pub(crate) mod route;
 #[cfg(test)]
 mod shaders_test;
+pub(crate) mod split;
 
 #[cfg(test)]
 use dropless_core::launch::Program;
@@ -32,6 +33,7 @@ pub(crate) fn all() -> Vec<&'static Program> {
         &group_quantize::SQUARE_SCALES.program,
         &grouped_gemm::GROUPED_GEMM.program,
         &mxfp8_dequantize::MXFP8_DEQUANTIZE.program,
+        &split::SPLIT.program,
         &route::LAYOUT_COUNT.program,
         &route::LAYOUT_OFFSETS.program,
         &route::LAYOUT_PLACE.program,

@@ -4,8 +4,11 @@
 //! A dense product is a grouped product with one group.
 
 mod product;
+mod split;
 
 pub use product::{Product, Ragged, Side};
+pub(crate) use split::pairs;
+pub use split::{SPLIT_BLOCK, Split};
 
 use std::ops::Range;
 
@@ -70,6 +73,15 @@ pub enum Operand<'a> {
         /// f32.
         scale_inv: &'a Tensor,
     },
+    /// f32 values at the speed of bf16: each counts as the sum of three bf16 parts, see [`Split`]. The other factor is a
+    /// plain one of bf16, or split, too.
+    ///
+    /// # Shape
+    /// As the plain operand.
+    Split {
+        /// f32.
+        values: &'a Tensor,
+    },
 }
 
 impl<'a> Operand<'a> {
@@ -86,7 +98,7 @@ impl<'a> Operand<'a> {
     /// The values or codes.
     pub fn elements(&self) -> &'a Tensor {
         match self {
-            Operand::Plain { values, .. } => values,
+            Operand::Plain { values, .. } | Operand::Split { values } => values,
             Operand::Mxfp8 { codes, .. } | Operand::Fp8Block { codes, .. } => codes,
         }
     }
@@ -115,6 +127,7 @@ impl<'a> Field<'a> for Operand<'a> {
                 codes.visit(field.within("codes"), access, visit);
                 scale_inv.visit(field.within("scale_inv"), access, visit);
             }
+            Operand::Split { values } => values.visit(field.within("values"), access, visit),
         }
     }
 
@@ -127,6 +140,7 @@ impl<'a> Field<'a> for Operand<'a> {
             Operand::Fp8Block { codes, scale_inv } => {
                 Operand::Fp8Block { codes: view(codes)?, scale_inv: view(scale_inv)? }
             }
+            Operand::Split { values } => Operand::Split { values: view(values)? },
         })
     }
 }
@@ -142,8 +156,9 @@ impl<'a> Field<'a> for Operand<'a> {
 /// # Numerics
 /// f32 operands follow the `F32` model. bf16 and MXFP8 operands follow the backend's model (MXFP8 elements become
 /// `bf16(f32(code) * 2^(scale - 127))` under `F32` and `Hopper`). FP8 blocks: for each 128 along the chain a product
-/// from zero under the model's e4m3 rule, then `acc = fma(part, scale_a * scale_b, acc)` from zero. The f32 result is
-/// rounded once (nearest even) if `out` is bf16; with `accumulate`, `out = out + result`, one f32 add.
+/// from zero under the model's e4m3 rule, then `acc = fma(part, scale_a * scale_b, acc)` from zero. Split operands: for
+/// each 128 along the chain a product of bf16 from zero over the pairs of parts that count, then `acc = acc + part` from
+/// zero. The f32 result is rounded once (nearest even) if `out` is bf16; with `accumulate`, `out = out + result`, one f32 add.
 ///
 /// # Errors
 /// [`crate::Error::Argument`] names the operand and its dimensions.
@@ -227,16 +242,18 @@ impl<'a> GroupedGemm<'a> {
         )?;
         let same = match (self.a, self.b) {
             (Operand::Plain { values: a, .. }, Operand::Plain { values: b, .. }) => a.dtype() == b.dtype(),
-            (Operand::Mxfp8 { .. }, Operand::Mxfp8 { .. }) | (Operand::Fp8Block { .. }, Operand::Fp8Block { .. }) => {
-                true
-            }
+            (Operand::Plain { values, .. }, Operand::Split { .. })
+            | (Operand::Split { .. }, Operand::Plain { values, .. }) => values.dtype() == DType::Bf16,
+            (Operand::Mxfp8 { .. }, Operand::Mxfp8 { .. })
+            | (Operand::Fp8Block { .. }, Operand::Fp8Block { .. })
+            | (Operand::Split { .. }, Operand::Split { .. }) => true,
             _ => false,
         };
         number(
             OP,
             "b",
             same,
-            "the format of a",
+            "the format of a, or bf16 beside a split operand",
             format_args!("{:?} with a {:?}", self.b.elements(), self.a.elements()),
         )?;
         let mut inputs = self.a.tensors();
@@ -319,6 +336,9 @@ fn check_operand(field: &'static str, operand: Operand<'_>, side: Side, meaning:
                 .dtype(&[DType::F32])?
                 .shape(&side.fp8_scales().shape(), "one for each 1x128 (rows) or 128x128 (weights) block")?;
         }
+        Operand::Split { values } => {
+            Arg::new(OP, field, values).dtype(&[DType::F32])?.shape(&plain, meaning)?;
+        }
     }
     Ok(())
 }
@@ -328,6 +348,7 @@ enum Factor<'a> {
     Plain { side: Side, values: Values<'a>, gather: Option<Values<'a>> },
     Mxfp8 { side: Side, codes: Values<'a>, scales: Values<'a> },
     Fp8Block { side: Side, codes: Values<'a>, scale_inv: Values<'a> },
+    Split { side: Side, values: Values<'a> },
 }
 
 /// The elements of one row (or column) of an output along its chain, with the scale of each block of a quantized factor.
@@ -336,6 +357,8 @@ enum Line {
     Bf16(Vec<u16>),
     Mxfp8(Vec<u8>, Vec<u8>),
     Fp8Block(Vec<u8>, Vec<f32>),
+    /// A plain factor is its own only part.
+    Split(Vec<Vec<u16>>),
 }
 
 impl<'a> Factor<'a> {
@@ -349,6 +372,7 @@ impl<'a> Factor<'a> {
             Operand::Fp8Block { codes, scale_inv } => {
                 Factor::Fp8Block { side: side.chain_last(), codes: read(codes)?, scale_inv: read(scale_inv)? }
             }
+            Operand::Split { values } => Factor::Split { side, values: read(values)? },
         })
     }
 
@@ -388,6 +412,11 @@ impl<'a> Factor<'a> {
                     blocks.map(|t| scale_inv.float(side.fp8_scales().place(group, row, t / 128))).collect(),
                 )
             }
+            Factor::Split { side, values } => {
+                let parts = chain.clone().map(|t| Split::of(values.float(side.place(group, i, t))).parts());
+                let part = |k: usize| parts.clone().map(|parts| parts[k]).collect();
+                Line::Split((0..3).map(part).collect())
+            }
         }
     }
 }
@@ -413,6 +442,9 @@ fn dot(model: NumericModel, a: &Line, b: &Line) -> f32 {
                 mma::dot_e4m3(model, a, b, 0.0).mul_add(a_scale * b_scale, acc)
             })
         }
-        _ => unreachable!("the factors of a checked product have one format"),
+        (Line::Split(a), Line::Split(b)) => split::dot(model, a, b),
+        (Line::Split(a), Line::Bf16(b)) => split::dot(model, a, std::slice::from_ref(b)),
+        (Line::Bf16(a), Line::Split(b)) => split::dot(model, std::slice::from_ref(a), b),
+        _ => unreachable!("the factors of a checked product have one format, or are split and bf16"),
     }
 }

@@ -1,8 +1,8 @@
 //! The router: logits, scores, choice, and their gradients. All in f32. NUMERICS.md, "Routing".
 
-use crate::nn::{Tokens, Weight, dgrad, forward, wgrad};
+use crate::nn::{Tokens, Weight};
 use dropless_core::Backend;
-use dropless_core::ops::{Balance, Cast, Route, Score, TopK, TopKGrad};
+use dropless_core::ops::{Balance, GemmKind, GroupedGemm, Operand, Route, Score, TopK, TopKGrad};
 use dropless_core::{DType, Memory, Tensor};
 use dropless_core::{Error, Result};
 
@@ -73,14 +73,13 @@ impl RouterSaved {
     }
 }
 
-/// x in f32; exact.
-fn widen(backend: &dyn Backend, x: &Tensor) -> Result<Tensor> {
-    if x.dtype() == DType::F32 {
-        return Ok(x.clone());
+/// A factor of the router's products beside activations of a type: with bf16 ones f32 goes in bf16 parts, to the f32
+/// result at the speed of bf16.
+fn factor(values: &Tensor, activations: DType) -> Operand<'_> {
+    match (values.dtype(), activations) {
+        (DType::F32, DType::Bf16) => Operand::Split { values },
+        _ => Operand::plain(values),
     }
-    let wide = backend.alloc(DType::F32, x.shape(), Memory::Device)?;
-    Cast { x, out: &wide }.run(backend)?;
-    Ok(wide)
 }
 
 impl Router {
@@ -99,8 +98,17 @@ impl Router {
         saved: &mut RouterSaved,
     ) -> Result<()> {
         let (t, e) = (tokens.count(), self.experts());
-        let logits = forward(backend, tokens, &widen(backend, x)?, &self.weight, DType::F32)?;
         let alloc = |dtype, shape: &[usize]| backend.alloc(dtype, shape, Memory::Device);
+        let logits = alloc(DType::F32, &[t, e])?;
+        GroupedGemm {
+            kind: GemmKind::Forward,
+            a: Operand::plain(x),
+            b: factor(&self.weight.value, x.dtype()),
+            offsets: tokens.whole(),
+            out: &logits,
+            accumulate: false,
+        }
+        .run(backend)?;
         let balance = if self.balance == 0.0 {
             None
         } else {
@@ -164,7 +172,25 @@ impl Router {
             d_logits: &d_logits,
         })
         .run(backend)?;
-        wgrad(backend, tokens, &d_logits, &widen(backend, x)?, &self.weight)?;
-        dgrad(backend, tokens, &d_logits, &self.weight, DType::F32)
+        GroupedGemm {
+            kind: GemmKind::Wgrad,
+            a: factor(&d_logits, x.dtype()),
+            b: Operand::plain(x),
+            offsets: tokens.by_shard(),
+            out: self.weight.grad()?,
+            accumulate: true,
+        }
+        .run(backend)?;
+        let d_x = backend.alloc(DType::F32, x.shape(), Memory::Device)?;
+        GroupedGemm {
+            kind: GemmKind::Dgrad,
+            a: factor(&d_logits, x.dtype()),
+            b: factor(&self.weight.value, x.dtype()),
+            offsets: tokens.whole(),
+            out: &d_x,
+            accumulate: false,
+        }
+        .run(backend)?;
+        Ok(d_x)
     }
 }

@@ -25,13 +25,14 @@ enum Format {
     Bf16,
     Mxfp8,
     Fp8Block,
+    Split,
 }
 
 impl Format {
     /// Elements along the sum that share a scale.
     fn block(self) -> usize {
         match self {
-            Format::F32 | Format::Bf16 => 1,
+            Format::F32 | Format::Bf16 | Format::Split => 1,
             Format::Mxfp8 => 32,
             Format::Fp8Block => 128,
         }
@@ -50,6 +51,7 @@ impl Factor {
         match (self.format, &self.extra) {
             (Format::Mxfp8, Some(scales)) => Operand::Mxfp8 { codes: &self.elements, scales },
             (Format::Fp8Block, Some(scale_inv)) => Operand::Fp8Block { codes: &self.elements, scale_inv },
+            (Format::Split, _) => Operand::Split { values: &self.elements },
             (_, gather) => Operand::Plain { values: &self.elements, gather: gather.as_ref() },
         }
     }
@@ -83,6 +85,7 @@ fn factor(m: &mut Maker<'_>, format: Format, side: Side, gather: bool) -> Factor
             let elements = m.tensor(DType::E4m3, &side.chain_last().shape());
             (elements, Some(m.tensor(DType::F32, &side.fp8_scales().shape())))
         }
+        Format::Split => (m.tensor(DType::F32, &shape), None),
     };
     Factor { format, elements, extra }
 }
@@ -90,7 +93,12 @@ fn factor(m: &mut Maker<'_>, format: Format, side: Side, gather: bool) -> Factor
 /// A product. Rows past the last group hold values that must not show.
 fn product(m: &mut Maker<'_>) {
     let kind = m.one_of(&[GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad]);
-    let format = m.one_of(&[Format::F32, Format::Bf16, Format::Mxfp8, Format::Fp8Block]);
+    let format = m.one_of(&[Format::F32, Format::Bf16, Format::Mxfp8, Format::Fp8Block, Format::Split]);
+    // Beside a split factor there may be one of bf16.
+    let formats = match format {
+        Format::Split => m.one_of(&[[format, format], [Format::Bf16, format], [format, Format::Bf16]]),
+        _ => [format; 2],
+    };
     let (block, groups) = (format.block(), 1 + m.below(4));
     let (mut n, mut k, mut spare) = (extent(m), extent(m), m.below(10));
     let mut offsets = vec![0u32];
@@ -111,8 +119,8 @@ fn product(m: &mut Maker<'_>) {
     let product = kind.product(groups, rows, n, k);
     let ([a, b], out) = (product.sides, product.out_shape());
     let gather = m.flag() && block == 1;
-    let a = factor(m, format, a, gather);
-    let b = factor(m, format, b, gather && product.ragged_chain());
+    let a = factor(m, formats[0], a, gather);
+    let b = factor(m, formats[1], b, gather && product.ragged_chain());
     m.stray(&mut offsets, rows + 1);
     let offsets = m.integers(&[groups + 1], &offsets);
     let accumulate = m.flag();

@@ -11,7 +11,7 @@ use crate::host::Simd;
 use crate::host::memory::{Floats, Input, input, input_opt};
 use crate::host::product::{Axis, Elements, Matrix, product};
 use crate::numerics::{NumericModel, bf16, e4m3, mma, ue8m0};
-use crate::ops::{Operand, Ragged, Side, offsets};
+use crate::ops::{Operand, Ragged, SPLIT_BLOCK, Side, Split, offsets, pairs};
 
 /// Elements along the chain that share an MXFP8 scale.
 const MX_BLOCK: usize = 32;
@@ -59,6 +59,8 @@ enum Values<'a> {
         codes: Input<'a>,
         scale_inv: Input<'a>,
     },
+    /// f32 as bf16 parts.
+    Split([Vec<u16>; 3]),
 }
 
 /// A factor, locked for reading.
@@ -96,6 +98,13 @@ impl<'a> Factor<'a> {
             Operand::Fp8Block { codes, scale_inv } => {
                 side = side.chain_last();
                 Values::Fp8Block { codes: input(OP, codes)?, scale_inv: input(OP, scale_inv)? }
+            }
+            Operand::Split { values } => {
+                let (values, cols) = (input(OP, values)?, values.cols());
+                let values = values.f32();
+                let used = if side.ragged == Ragged::Stacked { values.len() } else { groups.total() * cols };
+                let part = |k: usize| values[..used].par_iter().map(|&x| Split::of(x).parts()[k]).collect();
+                Values::Split([part(0), part(1), part(2)])
             }
         };
         Ok(Factor { side, values })
@@ -218,6 +227,19 @@ pub(super) fn multiply(
                 }
             }
         }
+        (x @ Values::Split(_), y) | (x, y @ Values::Split(_)) => {
+            let (x_parts, y_parts) = (x.parts(), y.parts());
+            let mut part = vec![0.0; out.len()];
+            for from in chain.clone().step_by(SPLIT_BLOCK) {
+                let k = SPLIT_BLOCK.min(chain.end - from);
+                part.fill(0.0);
+                for &[i, j] in pairs(x_parts.len(), y_parts.len()) {
+                    let (a, b) = (a.matrix(x_parts[i], x.gather(), from), b.matrix(y_parts[j], y.gather(), from));
+                    product(model, simd, a, b, k, &mut part, ldc);
+                }
+                out.iter_mut().zip(&part).for_each(|(acc, &part)| *acc += part);
+            }
+        }
         (x, y) => {
             let a = a.matrix(x.elements(), x.gather(), chain.start);
             let b = b.matrix(y.elements(), y.gather(), chain.start);
@@ -236,6 +258,15 @@ impl Values<'_> {
             Values::Zeroed(values) => Elements::F32(values),
             Values::Bf16(codes) => Elements::Bf16(codes),
             Values::Mxfp8 { codes, .. } | Values::Fp8Block { codes, .. } => Elements::E4m3(codes.u8()),
+            Values::Split([.., high]) => Elements::Bf16(high),
+        }
+    }
+
+    /// The smallest first; a factor that is not split is its own only part.
+    fn parts(&self) -> Vec<Elements<'_>> {
+        match self {
+            Values::Split(parts) => parts.iter().map(|part| Elements::Bf16(part)).collect(),
+            whole => vec![whole.elements()],
         }
     }
 

@@ -29,9 +29,20 @@ pub(super) enum Format {
     Bf16,
     Mxfp8,
     Fp8Block,
+    /// Both factors are split, or one of them beside bf16.
+    Split,
+    SplitLeft,
+    SplitRight,
 }
 
-pub(super) const FORMATS: [Format; 4] = [Format::F32, Format::Bf16, Format::Mxfp8, Format::Fp8Block];
+pub(super) const FORMATS: [Format; 7] =
+    [Format::F32, Format::Bf16, Format::Mxfp8, Format::Fp8Block, Format::Split, Format::SplitLeft, Format::SplitRight];
+
+impl Format {
+    pub(super) fn splits(self, side: usize) -> bool {
+        self == Format::Split || self == [Format::SplitLeft, Format::SplitRight][side]
+    }
+}
 
 /// A product with its operands in memory.
 #[derive(Clone, Debug)]
@@ -111,8 +122,12 @@ impl Problem {
                     .collect()
             };
             self.data[side] = match self.format {
-                Format::F32 => Data::F32((0..len).map(|_| random.value()).collect()),
-                Format::Bf16 => Data::Bf16((0..len).map(|_| bf16::from_f32(random.value())).collect()),
+                format if format == Format::F32 || format.splits(side) => {
+                    Data::F32((0..len).map(|_| random.value()).collect())
+                }
+                Format::F32 | Format::Bf16 | Format::Split | Format::SplitLeft | Format::SplitRight => {
+                    Data::Bf16((0..len).map(|_| bf16::from_f32(random.value())).collect())
+                }
                 Format::Mxfp8 => {
                     Data::Mxfp8(codes(&mut random), (0..scales).map(|_| 120 + random.below(12) as u8).collect())
                 }
@@ -201,7 +216,7 @@ impl Problem {
     pub(super) fn scale_shape(&self, side: usize) -> Vec<usize> {
         let side = self.product().sides[side];
         match self.format {
-            Format::F32 | Format::Bf16 => vec![0],
+            Format::F32 | Format::Bf16 | Format::Split | Format::SplitLeft | Format::SplitRight => vec![0],
             Format::Mxfp8 => side.mxfp8_scales().shape(),
             Format::Fp8Block => side.fp8_scales().shape(),
         }
@@ -241,7 +256,10 @@ impl Problem {
         }
         let operand = |side: usize| -> Operand<'_> {
             match self.format {
-                Format::F32 | Format::Bf16 => Operand::Plain { values: &values[side], gather: gathers[side].as_ref() },
+                format if format.splits(side) => Operand::Split { values: &values[side] },
+                Format::F32 | Format::Bf16 | Format::Split | Format::SplitLeft | Format::SplitRight => {
+                    Operand::Plain { values: &values[side], gather: gathers[side].as_ref() }
+                }
                 Format::Mxfp8 => Operand::Mxfp8 { codes: &values[side], scales: &scales[side] },
                 Format::Fp8Block => Operand::Fp8Block { codes: &values[side], scale_inv: &scales[side] },
             }

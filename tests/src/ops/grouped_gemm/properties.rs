@@ -1,7 +1,10 @@
 //! The grouped product of the host backend against one chain of `mma` for each element.
 
-use super::problem::{FORMATS, Format, GUARD, KINDS, MODELS, Problem, Random, assert_same, host, levels, sizes_for};
-use dropless_core::ops::GemmKind;
+use super::problem::{
+    Data, FORMATS, Format, GUARD, KINDS, MODELS, Problem, Random, assert_same, host, levels, sizes_for,
+};
+use dropless_core::numerics::{bf16, mma};
+use dropless_core::ops::{GemmKind, SPLIT_BLOCK, Split};
 use dropless_core::{DType, NumericModel};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
@@ -61,6 +64,53 @@ fn rows_past_the_last_offset_are_neither_read_nor_written() {
     }
 }
 
+/// Root mean square error of the elements against f64, relative to their root mean square.
+fn error(got: &[f32], exact: &[f64]) -> f64 {
+    let square = |sum: f64, x: f64| sum + x * x;
+    let wrong = got.iter().zip(exact).map(|(&got, exact)| f64::from(got) - exact).fold(0.0, square);
+    (wrong / exact.iter().copied().fold(0.0, square)).sqrt()
+}
+
+/// The figures of NUMERICS.md, "Split operands": 32 additions in f32 and 2^-24 in each part bound the first; a chain that
+/// is never cut loses most, since each of its steps truncates at the size of the sum.
+#[test]
+fn split_products_are_nearer_than_chains_of_f32() {
+    const ROWS: usize = 64;
+    const COLUMNS: usize = 48;
+    const TERMS: usize = 4096;
+    let mut random = Random(11);
+    let mut uniform = |count: usize| -> Vec<f32> {
+        (0..count).map(|_| (random.bits() as i32 as f64 / 2f64.powi(31)) as f32).collect()
+    };
+    let x: Vec<u16> = uniform(ROWS * TERMS).into_iter().map(bf16::from_f32).collect();
+    let w = uniform(COLUMNS * TERMS);
+    let pairs: Vec<(&[u16], usize)> = x.chunks(TERMS).flat_map(|x| (0..COLUMNS).map(move |j| (x, j * TERMS))).collect();
+    let all = || pairs.iter().copied();
+    let wide = |code: u16| bf16::to_f32(code);
+    let exact: Vec<f64> =
+        all().map(|(x, j)| x.iter().zip(&w[j..]).map(|(&x, &w)| f64::from(wide(x)) * f64::from(w)).sum()).collect();
+
+    let mut problem = Problem::new(GemmKind::Forward, Format::SplitRight, &[ROWS], COLUMNS, TERMS, 0);
+    problem.data = [Data::Bf16(x.clone()), Data::F32(w.clone())];
+    let split = problem.run(&host(NumericModel::Hopper, levels().last().unwrap()), GUARD).unwrap();
+    let plain: Vec<f32> =
+        all().map(|(x, j)| x.iter().zip(&w[j..]).fold(0.0, |acc, (&x, &w)| wide(x).mul_add(w, acc))).collect();
+    let parts: Vec<[u16; 3]> = w.iter().map(|&w| Split::of(w).parts()).collect();
+    let uncut: Vec<f32> = all()
+        .map(|(x, j)| {
+            (0..TERMS).step_by(SPLIT_BLOCK).fold(0.0, |acc, from| {
+                (0..3).fold(acc, |acc, k| {
+                    let part: Vec<u16> = parts[j + from..][..SPLIT_BLOCK].iter().map(|parts| parts[k]).collect();
+                    mma::dot_bf16(NumericModel::Hopper, &x[from..][..SPLIT_BLOCK], &part, acc)
+                })
+            })
+        })
+        .collect();
+    let [split, plain, uncut] = [split, plain, uncut].map(|got| error(&got, &exact));
+    println!("split {split:.2e}, f32 {plain:.2e}, uncut {uncut:.2e}");
+    assert!(split < 4e-7 && 3.0 * split < plain && plain < uncut, "{split:.2e}, {plain:.2e}, {uncut:.2e}");
+}
+
 fn fixed(cases: u32) -> Config {
     Config { cases, rng_seed: RngSeed::Fixed(0), ..Config::default() }
 }
@@ -71,7 +121,7 @@ proptest! {
     #[test]
     fn any_product_follows_the_model(
         kind in prop::sample::select(&KINDS[..]),
-        format in prop::sample::select(&[Format::F32, Format::Bf16][..]),
+        format in prop::sample::select(&[Format::F32, Format::Bf16, Format::Split, Format::SplitLeft, Format::SplitRight][..]),
         model in prop::sample::select(&MODELS[..]),
         sizes in prop::collection::vec(prop_oneof![Just(0), Just(1), 15..18usize, 0..40usize], 1..6),
         n in prop_oneof![1..4usize, 31..34usize, 1..70usize],
