@@ -4,7 +4,9 @@
 // makes the bits, not the tile.
 //
 // Constants: those of operands.wgsl; RAGGED_CHAIN (the groups divide the chain: Wgrad); FP8_BLOCKS (e4m3 codes with scales
-// of 128); ACCUMULATE; A_SPLIT, B_SPLIT (three planes of bf16, the low, the middle and the high parts of f32 values).
+// of 128); ACCUMULATE; IN_PARTS (each 128 terms of the chain make a part, and the parts are added); PLANE_PAIRS (how often
+// the terms of a part go by: for each pair of planes of split factors, else once); A_PLANES, B_PLANES (which planes these
+// are, four bits each from the lowest on).
 
 fn left_term_of(value: u32) -> Term {
     return term_of(value);
@@ -59,20 +61,14 @@ fn block_scale(group: u32, row: u32, column: u32, t: u32) -> u32 {
     return f32_mul(a_scale, b_scale_at(b_row * p.scale_chain + t / 128u));
 }
 
-// Whether the chain is cut into blocks of 128 terms, whose results are added.
-const IN_PARTS: bool = FP8_BLOCKS == 1u || A_SPLIT == 1u || B_SPLIT == 1u;
-
-// The pairs of planes that go into a split product, and which they are, four bits each from the lowest on.
-const PLANE_PAIRS: u32 = select(select(1u, 3u, A_SPLIT == 1u || B_SPLIT == 1u), 6u, A_SPLIT == 1u && B_SPLIT == 1u);
-const A_PLANES: u32 = select(0u, select(0x210u, 0x221210u, B_SPLIT == 1u), A_SPLIT == 1u);
-const B_PLANES: u32 = select(0u, select(0x210u, 0x212012u, A_SPLIT == 1u), B_SPLIT == 1u);
-
 // The planes that rows and columns are in.
 var<private> a_plane: u32;
 var<private> b_plane: u32;
 
 fn enter_planes(pair: u32) {
-    if PLANE_PAIRS > 1u { // decided
+    if PLANE_PAIRS == 1u { // decided
+        return;
+    } else {
         let a = ((A_PLANES >> (4u * pair)) & 3u) * given.scalars.a_plane;
         let b = ((B_PLANES >> (4u * pair)) & 3u) * given.scalars.b_plane;
         for (var i = 0u; i < TILE; i += 1u) { // unrolled
@@ -140,13 +136,13 @@ fn main(
     // In a product in parts `acc` is the chain of the present block, and `total` the sum of those before, in the end `acc`
     // too.
     var total: array<array<u32, TILE>, TILE>;
-    let block = select(max(chain_end - chain_begin, 1u), 128u, IN_PARTS);
+    let block = select(max(chain_end - chain_begin, 1u), 128u, IN_PARTS == 1u);
     for (var t = chain_begin; t < chain_end; t += block) {
         for (var pair = 0u; pair < PLANE_PAIRS; pair += 1u) {
             enter_planes(pair);
             continue_chains(t, min(t + block, chain_end));
         }
-        if IN_PARTS { // decided
+        if IN_PARTS == 1u { // decided
             enter_planes(0u);
             for (var r = 0u; r < TILE; r += 1u) {
                 for (var c = 0u; c < TILE; c += 1u) {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use dropless_core::numerics::mma::Tensorcore;
-use dropless_core::ops::{Checked, GemmKind, GroupedGemm, Operand, Product, Side};
+use dropless_core::ops::{Checked, GemmKind, GroupedGemm, Operand, Product, Side, Split};
 use dropless_core::{DType, NumericModel, Result, Tensor};
 
 use super::chains::{Chains, SIDE, aligned, tile};
@@ -69,8 +69,10 @@ pub(crate) static GROUPED_GEMM: Shader<GemmScalars> = Shader::new(
     "RAGGED_CHAIN",
     "FP8_BLOCKS",
     "ACCUMULATE",
-    "A_SPLIT",
-    "B_SPLIT",
+    "IN_PARTS",
+    "PLANE_PAIRS",
+    "A_PLANES",
+    "B_PLANES",
 ]);
 
 /// An operand as the shader takes it.
@@ -109,7 +111,8 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
     let Product { groups, m: rows, n: columns, k: chain, sides } = product;
     let wgrad = product.ragged_chain();
     let fp8 = matches!(op.a, Operand::Fp8Block { .. });
-    let [a_split, b_split] = [op.a, op.b].map(|operand| matches!(operand, Operand::Split { .. }));
+    let pairs = Split::pairs([op.a, op.b].map(|operand| matches!(operand, Operand::Split { .. })));
+    let planes = |side: usize| pairs.iter().rev().fold(0, |planes, pair| planes << 4 | word(pair[side]));
     let a = Factor::of(stream, op.a, sides[0])?;
     let b = Factor::of(stream, op.b, sides[1])?;
     let unit = match a.elements.dtype() {
@@ -163,7 +166,8 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
         aligned: [(&a, a_strides), (&b, b_strides)].map(|(factor, [x, y])| aligned(&factor.elements, x.max(y))),
     };
     let mut constants = chains.constants();
-    constants.extend([wgrad, fp8, op.accumulate, a_split, b_split].map(u32::from));
+    constants.extend([wgrad, fp8, op.accumulate, fp8 || pairs.len() > 1].map(u32::from));
+    constants.extend([word(pairs.len()), planes(0), planes(1)]);
     let tensors = [
         Some(&*a.elements),
         // Drivers take their time to compile this shader, so it is the same with and without a gather.

@@ -201,7 +201,7 @@ impl<S: Scalars> Kernel<S> {
 
 /// The most tensors and constants of a kernel.
 const TENSORS: usize = 16;
-const CONSTANTS: usize = 16;
+const CONSTANTS: usize = 20;
 
 /// A kernel with its element types and constants: what is compiled. As small as a key that is looked up at every launch
 /// should be.

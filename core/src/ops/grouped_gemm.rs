@@ -7,7 +7,6 @@ mod product;
 mod split;
 
 pub use product::{Product, Ragged, Side};
-pub(crate) use split::pairs;
 pub use split::{SPLIT_BLOCK, Split};
 
 use std::ops::Range;

@@ -19,7 +19,6 @@ pub use arguments::{Access, FieldName, Op, Use, View};
 pub use attention::{Attention, AttentionBackward, AttentionForward, AttentionShape, KEY_TILE};
 pub(crate) use attention::{OnlineSoftmax, differentiate, visible};
 pub use group_quantize::{BlockFormat, ColumnBlocks, GroupQuantize, RowBlocks};
-pub(crate) use grouped_gemm::pairs;
 pub use grouped_gemm::{GemmKind, GroupedGemm, Operand, Product, Ragged, SPLIT_BLOCK, Side, Split};
 pub use map::*;
 pub use offload::Offload;

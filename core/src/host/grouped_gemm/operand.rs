@@ -11,7 +11,7 @@ use crate::host::Simd;
 use crate::host::memory::{Floats, Input, input, input_opt};
 use crate::host::product::{Axis, Elements, Matrix, product};
 use crate::numerics::{NumericModel, bf16, e4m3, mma, ue8m0};
-use crate::ops::{Operand, Ragged, SPLIT_BLOCK, Side, Split, offsets, pairs};
+use crate::ops::{Operand, Ragged, SPLIT_BLOCK, Side, Split, offsets};
 
 /// Elements along the chain that share an MXFP8 scale.
 const MX_BLOCK: usize = 32;
@@ -233,7 +233,7 @@ pub(super) fn multiply(
             for from in chain.clone().step_by(SPLIT_BLOCK) {
                 let k = SPLIT_BLOCK.min(chain.end - from);
                 part.fill(0.0);
-                for &[i, j] in pairs(x_parts.len(), y_parts.len()) {
+                for &[i, j] in Split::pairs([&x_parts, &y_parts].map(|parts| parts.len() > 1)) {
                     let (a, b) = (a.matrix(x_parts[i], x.gather(), from), b.matrix(y_parts[j], y.gather(), from));
                     product(model, simd, a, b, k, &mut part, ldc);
                 }

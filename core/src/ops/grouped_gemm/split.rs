@@ -40,16 +40,17 @@ impl Split {
     pub fn parts(self) -> [u16; 3] {
         [self.low, self.middle, self.high]
     }
-}
 
-/// The pairs of parts of two factors with so many of them that go into a product, in order. Of two split factors those
-/// whose product is below 2^-24 of the whole are left out.
-pub(crate) fn pairs(a: usize, b: usize) -> &'static [[usize; 2]] {
-    match (a, b) {
-        (1, 1) => &[[0, 0]],
-        (1, _) => &[[0, 0], [0, 1], [0, 2]],
-        (_, 1) => &[[0, 0], [1, 0], [2, 0]],
-        _ => &[[0, 2], [1, 1], [2, 0], [1, 2], [2, 1], [2, 2]],
+    /// The pairs of parts (counted as in [`Split::parts`]) that go into a product of two factors, in order; `split` says
+    /// which factors are, and one that is not is its own part 0. Of two split factors, pairs whose product is below 2^-24 of
+    /// the whole are left out.
+    pub fn pairs(split: [bool; 2]) -> &'static [[usize; 2]] {
+        match split {
+            [false, false] => &[[0, 0]],
+            [false, true] => &[[0, 0], [0, 1], [0, 2]],
+            [true, false] => &[[0, 0], [1, 0], [2, 0]],
+            [true, true] => &[[0, 2], [1, 1], [2, 0], [1, 2], [2, 1], [2, 2]],
+        }
     }
 }
 
@@ -59,7 +60,7 @@ pub(super) fn dot(model: NumericModel, a: &[Vec<u16>], b: &[Vec<u16>]) -> f32 {
     (0..terms).step_by(SPLIT_BLOCK).fold(0.0, |acc, from| {
         let block = from..terms.min(from + SPLIT_BLOCK);
         let chain = |acc, &[x, y]: &[usize; 2]| mma::dot_bf16(model, &a[x][block.clone()], &b[y][block.clone()], acc);
-        acc + pairs(a.len(), b.len()).iter().fold(0.0, chain)
+        acc + Split::pairs([a, b].map(|parts| parts.len() > 1)).iter().fold(0.0, chain)
     })
 }
 
