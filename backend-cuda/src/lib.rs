@@ -21,8 +21,8 @@ mod progress;
 mod timer;
 
 pub use backend::{Cuda, CudaOptions};
-pub use comm::{Transport, World};
-pub use device::{DeviceReport, devices, usable};
+pub use comm::Transport;
+pub use device::{DeviceReport, device_of, devices, usable};
 pub use graph::Graph;
 pub use jit::kept_kernels;
 pub use pool::block_bytes;

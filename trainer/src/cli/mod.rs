@@ -23,9 +23,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use dropless_core::World;
 use dropless_core::host::Simd;
 
-use crate::backends::{self, Transport, World};
+use crate::backends::{self, Transport};
 use crate::config::{Numerics, Recipe};
 use crate::error::{Error, Result};
 use crate::generate::Generator;
@@ -151,22 +152,19 @@ enum SimdName {
 impl Device {
     /// The options for these ranks.
     fn options(&self, ranks: Option<&Ranks>) -> Result<TrainOptions> {
-        let world = World::from_environment();
+        let world = World::from_environment()?;
+        let several = world.as_ref().is_some_and(|world| world.ranks > 1);
         let backend = match self.backend {
             // Several processes can only be ranks of cuda; where it cannot be had, they should say why.
-            BackendName::Auto if matches!(world, Ok(Some(World { ranks: 2.., .. }))) => BackendKind::Cuda,
+            BackendName::Auto if several => BackendKind::Cuda,
             name => name.kind(),
         };
-        let world = match world {
-            found if backend == BackendKind::Cuda => found?,
-            Ok(Some(World { ranks: 2.., .. })) => {
-                let what = "a launcher started several processes, but only the ranks of --backend cuda have one each; \
-                            start one, with --ranks";
-                return Err(Error::Usage(what.into()));
-            }
-            // Variables that say nothing here need not make sense.
-            _ => None,
-        };
+        if several && backend != BackendKind::Cuda {
+            let what = "a launcher started several processes, but only the ranks of --backend cuda have one each; \
+                        start one, with --ranks";
+            return Err(Error::Usage(what.into()));
+        }
+        let world = world.filter(|_| backend == BackendKind::Cuda);
         only_for(BackendKind::Wgpu, backend, self.adapter.is_some(), "--adapter")?;
         let number = ranks.and_then(|ranks| ranks.ranks);
         Ok(TrainOptions {
