@@ -10,7 +10,7 @@ pub use secret::{SECRET, SECRET_FILE, Secret};
 /// The port of rank 0 where nothing names one.
 const PORT: u16 = 29500;
 /// The variable with the address at which rank 0 listens, where it is not one of `MASTER_ADDR`.
-const LISTEN: &str = "DROPLESS_LISTEN";
+pub const LISTEN: &str = "DROPLESS_LISTEN";
 /// More than any job has: what is above is a slip.
 const MOST_RANKS: usize = 1 << 16;
 

@@ -17,6 +17,7 @@ mod tokenize;
 mod train;
 mod usage;
 
+use std::error::Error as _;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,7 +32,7 @@ use crate::config::{Numerics, Recipe};
 use crate::error::{Error, Result};
 use crate::generate::Generator;
 use crate::options::{BackendKind, TrainOptions};
-use crate::output::{Shown, finish, report, say, show, tell};
+use crate::output::{self, Shown, finish, report, say, show, tell};
 use crate::sample::Sampling;
 use crate::train::reference;
 use crate::verify::Report;
@@ -291,6 +292,11 @@ struct BenchArgs {
 
 /// Runs the program with these arguments, the first of which is its name.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    if let Err(source) = output::start() {
+        let error = Error::Thread { what: "what this program prints".into(), source };
+        output::tell_alone(format_args!("error: {error}"));
+        return ExitCode::from(2);
+    }
     let code = carry_out(arguments);
     finish();
     code
@@ -317,7 +323,22 @@ fn refuse(message: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
+/// Starts the threads that hash and read texts and make initial weights, which would otherwise start, or panic, at their
+/// first use.
+fn start_threads() -> Result<()> {
+    match rayon::ThreadPoolBuilder::new().build_global() {
+        Err(error) if error.source().is_some() => {
+            Err(Error::thread("reading and hashing")(std::io::Error::other(error)))
+        }
+        // Without a source, it says that they run already.
+        _ => Ok(()),
+    }
+}
+
 fn dispatch(command: Command) -> Result<ExitCode> {
+    if !matches!(command, Command::Launch(_)) {
+        start_threads()?;
+    }
     match command {
         Command::Train(args) => train::run(args)?,
         Command::Eval(args) => eval(args)?,
