@@ -577,7 +577,8 @@ fn among(dir: &Path, variables: &[(&str, &str)], arguments: &[&str]) -> Output {
 fn f10_a_shell_inside_an_allocation_of_slurm_runs_alone() {
     let dir = workplace();
     assert_done(&train(dir.path(), &["--steps", "1"]));
-    let shell = [("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")];
+    let job = [("SLURM_JOB_ID", "7"), ("SLURM_JOB_NODELIST", "gpu[1-2]")];
+    let shell = [&job[..], &[("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0"), ("SLURM_NTASKS", "4")]].concat();
     let eval = ["eval", "run", "--backend", "host"];
     assert_done(&among(dir.path(), &shell, &eval));
     assert_done(&among(dir.path(), &[&shell[..], &[("SLURM_STEP_NUM_TASKS", "1")]].concat(), &eval));

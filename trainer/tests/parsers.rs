@@ -1,5 +1,4 @@
 //! Parsers of files that others wrote, on inputs that are damaged at random (`dropless_tests::mutations`).
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use dropless::data::tokenizer::Json;
 use dropless::data::{Documents, jsonl};

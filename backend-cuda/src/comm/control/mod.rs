@@ -270,8 +270,7 @@ impl Shared {
             return self.hear(rank, message);
         }
         if let Some(stream) = self.peers.get(&rank) {
-            // A rank that cannot be written to is found to be gone by its reader.
-            let _ = stream.lock().write_all(&line(&message));
+            send(&mut stream.lock(), &line(&message));
         }
         Ok(())
     }
@@ -280,7 +279,7 @@ impl Shared {
     fn broadcast(&self, message: &Message, except: Option<usize>) {
         let line = line(message);
         for (_, stream) in self.peers.iter().filter(|(rank, _)| Some(**rank) != except) {
-            let _ = stream.lock().write_all(&line);
+            send(&mut stream.lock(), &line);
         }
     }
 
@@ -448,5 +447,12 @@ impl Shared {
             self.broadcast(&Message::Left { rank, ended }, Some(rank));
         }
         Ok(())
+    }
+}
+
+/// Sends a line. A rank that cannot be written to is found to be gone by its reader; it gets no half of a line.
+fn send(stream: &mut TcpStream, line: &[u8]) {
+    if stream.write_all(line).is_err() {
+        let _ = stream.shutdown(Shutdown::Both);
     }
 }
