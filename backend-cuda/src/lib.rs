@@ -18,6 +18,7 @@ mod memory;
 mod ops;
 mod pool;
 mod progress;
+mod symbols;
 mod timer;
 
 pub use backend::{Cuda, CudaOptions};

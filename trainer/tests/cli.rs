@@ -620,3 +620,21 @@ fn f20_several_processes_without_a_secret_are_told_which_variable_to_set() {
     // Ranks that are threads have nothing to prove.
     assert_done(&dropless(dir.path(), &[&train[..], &["--backend", "host", "--ranks", "2", "--steps", "1"]].concat()));
 }
+
+#[cfg(all(feature = "cuda", target_os = "linux", not(dropless_portable)))]
+#[test]
+fn f21_a_driver_that_is_too_old_is_one_line() {
+    let dir = workplace();
+    fs::write(dir.path().join("driver.c"), "int cuDriverGetVersion(int *to) { *to = 12040; return 0; }\n").unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o", "libcuda.so", "driver.c"]).current_dir(dir.path());
+    if !compiler.status().is_ok_and(|status| status.success()) {
+        println!("skipped: no C compiler");
+        return;
+    }
+    let path = [("LD_LIBRARY_PATH", dir.path().to_str().unwrap())];
+    let words = ["cuda: the driver 12.4 is older than 13.0 (580)"];
+    assert_refused(&among(dir.path(), &path, &["train", "tiny.toml", "--backend", "cuda"]), &words);
+    let report = assert_done(&among(dir.path(), &path, &["doctor"]));
+    assert!(report.contains(words[0]), "{report}");
+}
