@@ -4,7 +4,7 @@ use std::io::{BufRead, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
 use std::process::{Command, Stdio};
 
-use dropless_core::world::{SECRET, Secret};
+use dropless_core::world::{SECRET, SECRET_FILE, Secret};
 
 use super::admission::{join, listen};
 use super::*;
@@ -538,4 +538,114 @@ fn f20_what_is_no_exchange_is_refused_where_it_is_asked_for() {
     assert_eq!(refused(&[0, 1], 5000), "rank 0: test: a value of 5000 bytes, expected at most 4112");
     assert_eq!(refused(&[0, 1], 0), "rank 0: test: ranks [0, 1] did not all come within 300ms");
     assert_eq!(refused(&[0, 1], 0), "rank 0: test: an exchange with ranks [0, 1] is not over");
+}
+
+/// A process that the tests below start; does nothing among the other tests.
+#[test]
+fn process_that_meets() {
+    if std::env::var_os("DROPLESS_TEST_MEETS").is_none() {
+        return;
+    }
+    let world = World::from_environment().unwrap().unwrap();
+    let control = Control::connect(&world, LONG).unwrap();
+    let all = gather(&control, &[0, 1], u8::try_from(world.rank).unwrap()).unwrap();
+    assert_eq!(all, [[0], [1]]);
+    control.leave([0; 3]);
+}
+
+#[test]
+fn f20_processes_with_the_secret_meet_however_they_were_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("secret");
+    std::fs::write(&file, format!("{KNOWN}\n")).unwrap();
+    let file = file.to_str().unwrap().to_owned();
+    let torchrun = |rank: &str, port: &str| {
+        [("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_RANK", rank), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", port)]
+            .map(|(name, value)| (name, value.to_owned()))
+            .to_vec()
+    };
+    let slurm = |rank: &str, port: &str| {
+        [
+            ("SLURM_PROCID", rank),
+            ("SLURM_LOCALID", rank),
+            ("SLURM_STEP_NUM_TASKS", "2"),
+            ("SLURM_STEP_TASKS_PER_NODE", "2"),
+            ("SLURM_STEP_NODELIST", "gpu1"),
+            ("SLURM_JOB_ID", "1234"),
+            ("MASTER_PORT", port),
+        ]
+        .map(|(name, value)| (name, value.to_owned()))
+        .to_vec()
+    };
+    let mpi = |rank: &str, port: &str| {
+        [
+            ("OMPI_COMM_WORLD_RANK", rank),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", rank),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+            ("MASTER_PORT", port),
+        ]
+        .map(|(name, value)| (name, value.to_owned()))
+        .to_vec()
+    };
+    type Start<'a> = &'a dyn Fn(&str, &str) -> Vec<(&'static str, String)>;
+    let starts: [(Start<'_>, &str, &str); 3] =
+        [(&torchrun, SECRET_FILE, &file), (&slurm, SECRET_FILE, &file), (&mpi, SECRET, KNOWN)];
+    for (start, secret, value) in starts {
+        let port = free_port().to_string();
+        let run = |rank: &str| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "comm::control::tests::process_that_meets"])
+                .envs(start(rank, &port))
+                .env(secret, value)
+                .env("DROPLESS_TEST_MEETS", "1")
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        for process in [run("1"), run("0")] {
+            let output = process.wait_with_output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        }
+    }
+}
+
+/// A process that [`f17_ranks_that_get_no_thread_to_hear_each_other_say_so`] starts; does nothing among the other tests.
+#[cfg(target_os = "linux")]
+#[test]
+fn process_without_threads() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    if std::env::var_os("DROPLESS_TEST_THREADS").is_none() {
+        return;
+    }
+    let port = free_port();
+    let (limited, limit) = std::sync::mpsc::channel();
+    let one = std::thread::spawn(move || {
+        limit.recv().unwrap();
+        Control::connect(&world(1, 2, port), LONG).unwrap_err().to_string()
+    });
+    // No room for a stack any more.
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+    let most = Rlimit { current: Some(pages * 4096 + (1 << 20)), ..getrlimit(Resource::As) };
+    setrlimit(Resource::As, most).unwrap();
+    limited.send(()).unwrap();
+    let zero = Control::connect(&world(0, 2, port), LONG).unwrap_err().to_string();
+    println!("refused: {zero}\nrefused: {}", one.join().unwrap());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn f17_ranks_that_get_no_thread_to_hear_each_other_say_so() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "comm::control::tests::process_without_threads", "--nocapture"])
+        .env("DROPLESS_TEST_THREADS", "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let said: Vec<&str> = said.lines().filter_map(|line| line.split_once("refused: ")).map(|(_, why)| why).collect();
+    for (rank, why) in said.iter().enumerate() {
+        assert!(why.starts_with(&format!("rank {rank}: bootstrap: no thread to hear the others: ")), "{why}");
+    }
+    assert_eq!(said.len(), 2, "{output:?}");
 }
