@@ -7,11 +7,11 @@ use std::time::Duration;
 use dropless_core::backend::{EventState, expert_ranks};
 use dropless_core::ops::{AllToAll, Attention, GroupQuantize, GroupedGemm, Map, Offload, Route};
 use dropless_core::{
-    Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor, Timeouts, Timings,
+    Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor, Timeouts, Timings, World,
 };
 
 use crate::BACKEND;
-use crate::comm::{Comm, Transport, World};
+use crate::comm::{Comm, Transport};
 use crate::device::Gpu;
 use crate::driver;
 use crate::graph::Graph;
@@ -106,6 +106,7 @@ impl Cuda {
             let why = "the Blackwell model needs another card; use the host".into();
             return Err(Error::Unavailable { backend: BACKEND, why });
         }
+        options.world.as_ref().map_or(Ok(()), World::check_secret)?;
         let gpu = Gpu::open(options.device, options.synchronous, compute)?;
         let (rank, ranks) = options.world.as_ref().map_or((0, 1), |world| (world.rank, world.ranks));
         let mut caps = Caps {

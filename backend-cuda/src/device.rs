@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 use dropless_core::launch::Variant;
-use dropless_core::{Error, Queue, Result};
+use dropless_core::{Error, Queue, Result, World};
 use parking_lot::{Mutex, RwLock};
 
 use crate::BACKEND;
@@ -37,6 +37,14 @@ pub fn devices() -> Result<Vec<DeviceReport>> {
     driver::init()?;
     let count = result::device::get_count().during("devices")?;
     (0..count).map(report).collect()
+}
+
+/// Index of a process's device: its place on the machine, unless it was shown a single device.
+///
+/// # Errors
+/// As [`devices`].
+pub fn device_of(world: &World) -> Result<usize> {
+    Ok(if devices()?.len() == 1 { 0 } else { world.local_rank })
 }
 
 /// Whether the first device of this machine can be opened, and the compiler is there.

@@ -9,6 +9,7 @@ use dropless_core::{Error, Result};
 use parking_lot::Mutex;
 
 use crate::BACKEND;
+use crate::symbols::DRIVER;
 
 /// A failure of the driver, in its own words.
 pub(crate) fn failed(op: &'static str, error: &result::DriverError) -> Error {
@@ -37,10 +38,39 @@ pub(crate) fn init() -> Result<()> {
     if !unsafe { sys::is_culib_present() } {
         return Err(unavailable("no CUDA driver (libcuda) on this machine; use --backend host or wgpu"));
     }
+    check_version().map_err(|why| unavailable(&why))?;
     result::init().map_err(|error| match error.0 {
         sys::cudaError_enum::CUDA_ERROR_NO_DEVICE => unavailable("the CUDA driver finds no device"),
         _ => unavailable(&format!("the CUDA driver does not start: {}", failed("init", &error))),
     })
+}
+
+/// The oldest version that has all that is called, and what runs the machine code of NVRTC 13. As CUDA counts, and as
+/// NVIDIA numbers its drivers.
+const OLDEST: (i32, &str) = (13000, "580");
+
+/// Why this driver will not do, if it will not. Nothing is called of it but the version before it is known to be there.
+fn check_version() -> std::result::Result<(), String> {
+    // SAFETY: the library is there; a symbol of this name is a function of this type.
+    let asked = unsafe { sys::culib().get::<unsafe extern "C" fn(*mut i32) -> sys::CUresult>(b"cuDriverGetVersion\0") };
+    let Ok(ask) = asked else { return Err("libcuda is no driver: it has no cuDriverGetVersion".into()) };
+    let mut version = 0;
+    // SAFETY: writes one number.
+    let answer = unsafe { ask(&mut version) };
+    if answer != sys::cudaError_enum::CUDA_SUCCESS {
+        return Err(format!("the driver does not say its version: {answer:?}"));
+    }
+    let number = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
+    let (found, oldest) = (number(version), format!("{} ({})", number(OLDEST.0), OLDEST.1));
+    if version < OLDEST.0 {
+        return Err(format!("the driver {found} is older than {oldest}; use --backend host or wgpu"));
+    }
+    // SAFETY: only looks whether there is a symbol of this name.
+    let has = |name: &str| unsafe { sys::culib().get::<*const ()>(name.as_bytes()) }.is_ok();
+    match DRIVER.missing(has) {
+        None => Ok(()),
+        Some(symbol) => Err(format!("the driver {found} is older than {oldest} or damaged: it has no {symbol}")),
+    }
 }
 
 /// The handle that stands for another stream in each thread.

@@ -10,6 +10,7 @@ use cudarc::nvrtc::{result, sys};
 use dropless_core::{Error, Result};
 
 use crate::BACKEND;
+use crate::symbols::NVRTC;
 
 /// The arithmetic of NUMERICS.md, "Scalars": no contraction, subnormals, correct rounding. Nothing else is accepted.
 const ARITHMETIC: [&str; 4] = ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
@@ -65,6 +66,12 @@ impl Jit {
         // SAFETY: only looks whether the library can be loaded.
         if !unsafe { sys::is_culib_present() } {
             let why = "no NVRTC (libnvrtc, a part of the CUDA toolkit) on this machine".into();
+            return Err(Error::Unavailable { backend: BACKEND, why });
+        }
+        // SAFETY: only looks whether there is a symbol of this name.
+        let has = |name: &str| unsafe { sys::culib().get::<*const ()>(name.as_bytes()) }.is_ok();
+        if let Some(symbol) = NVRTC.missing(has) {
+            let why = format!("NVRTC is older than that of CUDA 13: it has no {symbol}");
             return Err(Error::Unavailable { backend: BACKEND, why });
         }
         let (mut major, mut minor) = (0, 0);

@@ -20,11 +20,12 @@ mod pool;
 mod progress;
 #[cfg(test)]
 mod special_test;
+mod symbols;
 mod timer;
 
 pub use backend::{Cuda, CudaOptions};
-pub use comm::{Transport, World, avoid_multicast};
-pub use device::{DeviceReport, devices, usable};
+pub use comm::{Transport, avoid_multicast};
+pub use device::{DeviceReport, device_of, devices, usable};
 pub use graph::Graph;
 pub use jit::kept_kernels;
 pub use pool::block_bytes;

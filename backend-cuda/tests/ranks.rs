@@ -13,8 +13,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use dropless_core::ops::{AllToAll, Counts};
-use dropless_core::{Backend, Caps, DType, Error, Group, Memory, Result, Tensor};
-use dropless_cuda::{Cuda, CudaOptions, Transport, World};
+use dropless_core::{Backend, Caps, DType, Error, Group, Memory, Result, Tensor, World};
+use dropless_cuda::{Cuda, CudaOptions, Transport};
 use dropless_tests::require::Need;
 
 /// What a receive buffer holds before, to see what was written.

@@ -20,6 +20,7 @@ pub mod numerics;
 pub mod ops;
 pub mod tensor;
 pub mod timeouts;
+pub mod world;
 
 pub use backend::{Backend, Caps, Event, Group, Queue, Timings};
 pub use error::{Error, Result};
@@ -27,3 +28,4 @@ pub use numerics::NumericModel;
 pub use ops::Checked;
 pub use tensor::{DType, Memory, Tensor};
 pub use timeouts::Timeouts;
+pub use world::World;

@@ -5,6 +5,7 @@
 pub mod differential;
 pub mod metered;
 pub mod moe;
+pub mod mutations;
 pub mod ops;
 pub mod require;
 pub mod specification;

@@ -5,6 +5,9 @@ use dropless_model::collective::gather;
 
 use crate::error::{Error, Result};
 
+/// Bytes that a rank brings at most: names and hashes of all its tensors.
+const MOST: u32 = 1 << 28;
+
 /// Everyone's number, by rank.
 pub(crate) fn gather_number(backend: &dyn Backend, mine: u32) -> Result<Vec<u32>> {
     let mine = backend.upload(DType::U32, &[1], &[mine])?;
@@ -15,6 +18,12 @@ pub(crate) fn gather_number(backend: &dyn Backend, mine: u32) -> Result<Vec<u32>
 pub(crate) fn gather_bytes(backend: &dyn Backend, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
     let len = u32::try_from(mine.len()).map_err(|_| Error::Usage(format!("{} bytes for the ranks", mine.len())))?;
     let lengths = gather_number(backend, len)?;
+    if let Some(rank) = lengths.iter().position(|&theirs| theirs > MOST) {
+        return Err(said(backend, rank, &format!("brings {} bytes, expected at most {MOST}", lengths[rank])));
+    }
+    if lengths.get(backend.caps().rank) != Some(&len) {
+        return Err(said(backend, backend.caps().rank, "has other bytes at the others than it brought"));
+    }
     let longest = lengths.iter().max().map_or(0, |&n| n as usize);
     let mut words = vec![0u32; longest.div_ceil(size_of::<u32>())];
     bytemuck::cast_slice_mut(&mut words)[..mine.len()].copy_from_slice(mine);
@@ -30,7 +39,12 @@ pub(crate) fn gather_bytes(backend: &dyn Backend, mine: &[u8]) -> Result<Vec<Vec
 /// What the first rank brought.
 pub(crate) fn broadcast(backend: &dyn Backend, mine: &str) -> Result<String> {
     let first = gather_bytes(backend, mine.as_bytes())?.swap_remove(0);
-    Ok(String::from_utf8(first).unwrap_or_else(|e| unreachable!("sent as text: {e}")))
+    String::from_utf8(first).map_err(|error| said(backend, 0, &format!("brings what is no text: {error}")))
+}
+
+/// What a rank says that none says.
+pub(crate) fn said(backend: &dyn Backend, rank: usize, what: &str) -> Error {
+    CoreError::Collective { rank: backend.caps().rank, op: "gather", what: format!("rank {rank} {what}") }.into()
 }
 
 /// Does what these ranks of one process need, with the timeouts of those who wait for them suspended.
@@ -95,6 +109,23 @@ mod tests {
         }
         let first = on_ranks(3, |backend| broadcast(backend, ["ab", "", "c"][backend.caps().rank]).unwrap());
         assert_eq!(first, ["ab"; 3]);
+    }
+
+    #[test]
+    fn f20_what_no_rank_brings_is_an_error_with_its_name() {
+        // Of rank 1, a length without the bytes; of rank 0, bytes that are no text.
+        let errors = on_ranks(2, |backend| match backend.caps().rank {
+            0 => gather_bytes(backend, b"all of it").unwrap_err().to_string(),
+            _ => format!("{:?}", gather_number(backend, u32::MAX).unwrap()),
+        });
+        let brought = format!("rank 0: gather: rank 1 brings {} bytes, expected at most {MOST}", u32::MAX);
+        assert_eq!(errors, [brought, format!("[9, {}]", u32::MAX)]);
+        let errors = on_ranks(2, |backend| match backend.caps().rank {
+            0 => gather_bytes(backend, b"\xff\xfe").map(|_| String::new()),
+            _ => broadcast(backend, ""),
+        });
+        let error = errors[1].as_ref().unwrap_err().to_string();
+        assert!(error.starts_with("rank 1: gather: rank 0 brings what is no text: "), "{error}");
     }
 
     #[test]

@@ -62,6 +62,14 @@ pub enum Error {
         /// Whether only the least was counted.
         at_least: bool,
     },
+    /// The system gives the program no more threads.
+    #[error("no thread for {what}: {source} (see ulimit -u, ulimit -v, and pids.max of the control group)")]
+    Thread {
+        /// What it is needed for.
+        what: String,
+        /// The system's answer.
+        source: std::io::Error,
+    },
     /// A failure of the library in a step of training, or right after it.
     #[error("step {step}: {source}")]
     Step {
@@ -105,6 +113,12 @@ impl Error {
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.into();
         move |source| Error::Io { path, source }
+    }
+
+    /// For `map_err`: there is no thread for this.
+    pub(crate) fn thread(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
+        let what = what.into();
+        move |source| Error::Thread { what, source }
     }
 
     /// For `map_err`: a failure of the library happened in this step.

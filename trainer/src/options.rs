@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use dropless_core::World;
 use dropless_core::host::Simd;
 
-use crate::backends::{Transport, World};
+use crate::backends::Transport;
 
 /// A backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -25,6 +25,20 @@ const MOST: usize = 1 << 20;
 static OUTPUT: Stream = Stream::new(|| Box::new(io::stdout()));
 static ERROR: Stream = Stream::new(|| Box::new(io::stderr()));
 
+/// Starts the threads, without which nothing can be said.
+///
+/// # Errors
+/// The system gives none.
+pub(crate) fn start() -> io::Result<()> {
+    [&ERROR, &OUTPUT].into_iter().try_for_each(|stream| stream.start(&mut stream.state()))
+}
+
+/// Writes the one line of a program that ends because it has no thread to write with.
+pub(crate) fn tell_alone(line: impl Display) {
+    // There is no other place where this could be said.
+    let _ = deliver(&mut io::stderr(), format!("{}\n", escaped(&line.to_string())).as_bytes());
+}
+
 /// Prints a line to the standard output. Never waits for a reader.
 pub(crate) fn say(line: impl Display) {
     OUTPUT.put(format!("{}\n", escaped(&line.to_string())).into_bytes(), Some(MOMENT));
@@ -118,15 +132,19 @@ impl Stream {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn start(&'static self, state: &mut State) -> io::Result<()> {
+        if !state.started {
+            std::thread::Builder::new().name("output".into()).spawn(|| self.write())?;
+            state.started = true;
+        }
+        Ok(())
+    }
+
     /// Writes a piece; waits until it is written, for so long, if something was said.
     fn put(&'static self, piece: Vec<u8>, patience: Option<Duration>) {
         let mut state = self.state();
-        if !state.started {
-            let writer = std::thread::Builder::new().name("output".into()).spawn(|| self.write());
-            // Without a thread there is no way to write that cannot hold a run.
-            let Ok(_) = writer else { return };
-            state.started = true;
-        }
+        // Without a thread there is no way to write that cannot hold a run.
+        let Ok(()) = self.start(&mut state) else { return };
         if patience.is_some() && state.bytes > 0 && state.bytes + piece.len() > MOST {
             state.left_out += 1;
             return;

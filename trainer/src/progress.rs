@@ -12,6 +12,8 @@ use crate::system;
 
 /// Columns of a line, and of a terminal that does not say how many it has.
 const COLUMNS: u16 = 80;
+/// How often the time that is left is drawn, at the least.
+const TICK: Duration = Duration::from_millis(500);
 /// Columns of the bar, and of the time left with its name.
 const BAR: usize = 10;
 const LEFT: usize = 8;
@@ -35,7 +37,7 @@ impl Progress {
             let template = format!("{{bar:{BAR}}} {{pos}}/{{len}}  {{wide_msg}} eta {{eta}}");
             let bar = bar(screen, steps, &template).with_position(done);
             bar.reset_eta();
-            bar.enable_steady_tick(Duration::from_millis(500));
+            tick(&bar);
             bar
         });
         Progress { bar, interval, steps }
@@ -74,6 +76,20 @@ impl Progress {
             bar.finish();
         }
     }
+}
+
+/// Moves the time that is left on between steps; where there is no thread for that, it moves with the steps.
+fn tick(bar: &ProgressBar) {
+    let bar = bar.downgrade();
+    let _ = std::thread::Builder::new().name("progress".into()).spawn(move || {
+        loop {
+            std::thread::sleep(TICK);
+            match bar.upgrade() {
+                Some(bar) if !bar.is_finished() => bar.tick(),
+                _ => return,
+            }
+        }
+    });
 }
 
 /// A bar of `length`, if the error output is a terminal.

@@ -566,3 +566,75 @@ fn f29_words() {
     assert!(printed.contains("expert load ") && printed.contains(", mean 32"), "{printed}");
     assert!(printed.contains("peak memory of the process ") && printed.contains(" MiB\n"), "{printed}");
 }
+
+/// The program among the variables that a launcher may set.
+fn among(dir: &Path, variables: &[(&str, &str)], arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dropless"));
+    command.args(arguments).envs(variables.iter().copied()).current_dir(dir).output().unwrap()
+}
+
+#[test]
+fn f10_a_shell_inside_an_allocation_of_slurm_runs_alone() {
+    let dir = workplace();
+    assert_done(&train(dir.path(), &["--steps", "1"]));
+    let job = [("SLURM_JOB_ID", "7"), ("SLURM_JOB_NODELIST", "gpu[1-2]")];
+    let shell = [&job[..], &[("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0"), ("SLURM_NTASKS", "4")]].concat();
+    let eval = ["eval", "run", "--backend", "host"];
+    assert_done(&among(dir.path(), &shell, &eval));
+    assert_done(&among(dir.path(), &[&shell[..], &[("SLURM_STEP_NUM_TASKS", "1")]].concat(), &eval));
+    let task = among(dir.path(), &[&shell[..], &[("SLURM_STEP_NUM_TASKS", "4")]].concat(), &eval);
+    assert_refused(&task, &["a launcher started several processes"]);
+}
+
+#[test]
+fn f10_a_nonsensical_environment_is_refused_on_every_backend() {
+    let dir = workplace();
+    for backend in ["auto", "host", "wgpu", "cuda"] {
+        let refused = |variables: &[(&str, &str)], words: &[&str]| {
+            let arguments = ["train", "tiny.toml", "--print-config", "--backend", backend];
+            assert_refused(&among(dir.path(), variables, &arguments), words);
+        };
+        refused(&[("RANK", "5"), ("WORLD_SIZE", "2")], &["RANK is 5, expected less than WORLD_SIZE, which is 2"]);
+        refused(&[("MASTER_PORT", "99999")], &["MASTER_PORT is 99999, expected a port, 1 to 65535"]);
+        refused(&[("SLURM_STEP_NUM_TASKS", "two")], &["SLURM_PROCID is not set"]);
+    }
+}
+
+#[test]
+fn f20_several_processes_without_a_secret_are_told_which_variable_to_set() {
+    let dir = workplace();
+    let torchrun = [
+        ("RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_RANK", "0"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "29500"),
+    ];
+    let train = ["train", "tiny.toml", "--out", "run"];
+    if cfg!(all(feature = "cuda", target_os = "linux", not(dropless_portable))) {
+        let words = ["DROPLESS_SECRET is not set", "DROPLESS_SECRET_FILE", "dropless launch"];
+        assert_refused(&among(dir.path(), &torchrun, &train), &words);
+        let short = [&torchrun[..], &[("DROPLESS_SECRET", "guess me")]].concat();
+        assert_refused(&among(dir.path(), &short, &train), &["DROPLESS_SECRET is 8 bytes, expected 16 to 4096"]);
+    }
+    // Ranks that are threads have nothing to prove.
+    assert_done(&dropless(dir.path(), &[&train[..], &["--backend", "host", "--ranks", "2", "--steps", "1"]].concat()));
+}
+
+#[cfg(all(feature = "cuda", target_os = "linux", not(dropless_portable)))]
+#[test]
+fn f21_a_driver_that_is_too_old_is_one_line() {
+    let dir = workplace();
+    fs::write(dir.path().join("driver.c"), "int cuDriverGetVersion(int *to) { *to = 12040; return 0; }\n").unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o", "libcuda.so", "driver.c"]).current_dir(dir.path());
+    if !compiler.status().is_ok_and(|status| status.success()) {
+        println!("skipped: no C compiler");
+        return;
+    }
+    let path = [("LD_LIBRARY_PATH", dir.path().to_str().unwrap())];
+    let words = ["cuda: the driver 12.4 is older than 13.0 (580)"];
+    assert_refused(&among(dir.path(), &path, &["train", "tiny.toml", "--backend", "cuda"]), &words);
+    let report = assert_done(&among(dir.path(), &path, &["doctor"]));
+    assert!(report.contains(words[0]), "{report}");
+}

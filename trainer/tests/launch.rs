@@ -64,6 +64,22 @@ fn ranks_agree_on_a_free_port_and_a_run_of_their_own() {
 }
 
 #[test]
+fn f20_the_ranks_of_a_launch_have_a_secret_of_their_own() {
+    let line = "echo $DROPLESS_SECRET:$DROPLESS_SECRET_FILE:$DROPLESS_LISTEN >&2";
+    let [one, other] = [(); 2].map(|()| {
+        // Whatever the environment says: it may be that of another job.
+        let mut launch = command("2", line);
+        launch.env("DROPLESS_SECRET", "that of another job").env("DROPLESS_SECRET_FILE", "/secret");
+        let lines = lines(&launch.env("DROPLESS_LISTEN", "::").output().unwrap().stderr);
+        assert_eq!(format!("rank 1: {}", lines[0]), lines[1]);
+        lines[0].clone()
+    });
+    assert_ne!(one, other);
+    let digits = one.strip_suffix("::").unwrap();
+    assert!(digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()), "{one}");
+}
+
+#[test]
 fn a_port_can_be_given() {
     let arguments = ["launch", "--nproc", "1", "--master-port", "4321", "--program", "sh", "--", "-c"];
     let output =

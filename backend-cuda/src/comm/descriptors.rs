@@ -14,6 +14,8 @@ use rustix::net::{
 
 /// How often a message that is not there yet is looked for.
 const POLL: Duration = Duration::from_millis(2);
+/// How long a connection may take to bring its descriptor.
+const BRINGING: Duration = Duration::from_secs(5);
 
 /// Where a process takes the descriptors that others give it.
 #[derive(Debug)]
@@ -57,7 +59,10 @@ impl Mailbox {
         while missing > 0 {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    let (member, descriptor) = take(&stream, deadline)?;
+                    // Anybody may connect.
+                    let Ok((member, descriptor)) = take(&stream, deadline.min(Instant::now() + BRINGING)) else {
+                        continue;
+                    };
                     let entry = all.get_mut(member).filter(|entry| entry.is_none() && member != place);
                     *entry.ok_or_else(|| io::Error::other(format!("member {member} came twice")))? = Some(descriptor);
                     missing -= 1;
@@ -139,6 +144,25 @@ mod tests {
                         assert_eq!(text.is_none(), member == place);
                         assert!(text.is_none_or(|text| text.is_empty() || text == format!("the file of {member}")));
                     }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn f20_a_connection_without_a_descriptor_ends_nothing() {
+        let mailboxes = [(); 2].map(|()| Mailbox::open().unwrap());
+        let names = mailboxes.each_ref().map(|mailbox| mailbox.name().to_owned());
+        let mut stranger = UnixStream::connect_addr(&address(&names[0]).unwrap()).unwrap();
+        std::io::Write::write_all(&mut stranger, &[0; 8]).unwrap();
+        drop(stranger);
+        let file = tempfile::tempfile().unwrap();
+        std::thread::scope(|s| {
+            for (place, mailbox) in mailboxes.into_iter().enumerate() {
+                let (names, file) = (&names, &file);
+                s.spawn(move || {
+                    let taken = mailbox.exchange(file.as_fd(), names, place, Duration::from_secs(60)).unwrap();
+                    assert_eq!(taken.iter().flatten().count(), 1);
                 });
             }
         });

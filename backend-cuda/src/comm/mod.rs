@@ -14,13 +14,12 @@ mod shared_memory;
 mod watchdog;
 #[cfg(target_os = "linux")]
 mod windows;
-mod world;
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dropless_core::timeouts::Suspend;
-use dropless_core::{Caps, Error, Group, Result, Tensor};
+use dropless_core::{Caps, Error, Group, Result, Tensor, World};
 use serde::{Deserialize, Serialize};
 
 use crate::device::Gpu;
@@ -33,7 +32,6 @@ pub(crate) use nccl::{Communicator, Transfer};
 use watchdog::{Watchdog, Watched};
 #[cfg(target_os = "linux")]
 pub(crate) use windows::Windows;
-pub use world::World;
 
 const OP: &str = "all_to_all";
 const BOOTSTRAP: &str = "bootstrap";
@@ -293,7 +291,11 @@ impl Links {
             Ok(near && (theirs.device == device || driver::reaches(gpu.context(), &theirs.device)?))
         };
         let row = all.iter().map(reach).collect::<Result<Vec<_>>>()?;
-        let reaches = share(control, &everyone, &row, timeout)?;
+        let reaches: Vec<Vec<bool>> = share(control, &everyone, &row, timeout)?;
+        if let Some(other) = reaches.iter().position(|row| row.len() != caps.ranks) {
+            let what = format!("rank {other} knows of {} ranks, expected {}", reaches[other].len(), caps.ranks);
+            return Err(Error::Collective { rank, op: BOOTSTRAP, what });
+        }
         Ok(Links { transport, nccl: all.iter().map(|facts| facts.nccl).collect(), reaches })
     }
 
@@ -339,7 +341,7 @@ fn share<T: Serialize + for<'a> Deserialize<'a>>(
     all.iter().map(parse).collect::<std::result::Result<_, _>>().map_err(|error| Error::Collective {
         rank: control.rank(),
         op: BOOTSTRAP,
-        what: format!("a rank speaks another language: {error}"),
+        what: format!("a rank brings what no rank brings: {error}"),
     })
 }
 

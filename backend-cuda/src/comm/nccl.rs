@@ -13,6 +13,7 @@ use crate::BACKEND;
 use crate::device::Gpu;
 use crate::driver::Address;
 use crate::memory;
+use crate::symbols::NCCL;
 
 /// How long an abort waits for a call that is being made.
 const ABORT_PATIENCE: Duration = Duration::from_secs(1);
@@ -52,10 +53,13 @@ fn failed(op: &'static str, error: &result::NcclError) -> Error {
     Error::Device { backend: BACKEND, op, what: format!("NCCL: {text} (NCCL_DEBUG=INFO says more)") }
 }
 
-/// Whether the library is there.
+/// Whether the library is there, with all that is called of it.
 pub(super) fn present() -> bool {
+    // SAFETY: only looks whether there is a symbol of this name.
+    let has = |name: &str| unsafe { sys::culib().get::<*const ()>(name.as_bytes()) }.is_ok();
     // SAFETY: only looks whether the library can be loaded.
-    unsafe { sys::is_culib_present() }
+    let loads = unsafe { sys::is_culib_present() };
+    loads && NCCL.missing(has).is_none()
 }
 
 /// Says whether NCCL uses NVLink multicast.

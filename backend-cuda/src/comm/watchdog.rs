@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use dropless_core::escape::escaped;
 use dropless_core::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
@@ -122,13 +123,16 @@ impl Drop for Watchdog {
 }
 
 /// Prints to the standard error, which may be closed or full, or have no reader: that ends nothing and holds nothing.
+/// Nothing is printed where there is no thread for it.
 fn say(line: String) {
     let (done, said) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
+    let saying = std::thread::Builder::new().name("last words".into()).spawn(move || {
         let _ = io::stderr().write_all(line.as_bytes());
         let _ = done.send(());
     });
-    let _ = said.recv_timeout(SAY);
+    if saying.is_ok() {
+        let _ = said.recv_timeout(SAY);
+    }
 }
 
 /// An exchange of a group that has begun and has not ended.
@@ -151,14 +155,20 @@ impl Shared {
         self.state.lock().failure = Some(why.clone());
         self.control.report(&why);
         for group in self.state.lock().groups.clone() {
-            std::thread::spawn(move || group.break_off());
+            // What nobody breaks off ends with the process.
+            let _ = std::thread::Builder::new().name("break off".into()).spawn(move || group.break_off());
         }
         if !self.settled_within(self.grace) {
-            std::thread::spawn(|| {
+            let limited = std::thread::Builder::new().name("limit".into()).spawn(|| {
                 std::thread::sleep(SAY + EXIT);
                 std::process::abort();
             });
-            say(format!("error: {}\n", Error::Collective { rank: self.rank, op: "all_to_all", what: why }));
+            let error = Error::Collective { rank: self.rank, op: "all_to_all", what: why }.to_string();
+            say(format!("error: {}\n", escaped(&error)));
+            if limited.is_err() {
+                // The way out may be blocked, and nobody would end it.
+                std::process::abort();
+            }
             std::process::exit(1);
         }
     }
@@ -220,9 +230,8 @@ mod tests {
     use std::process::{Command, Stdio};
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-    use super::super::world::World;
     use super::*;
-    use crate::comm::control::tests::free_port;
+    use crate::comm::control::tests::{free_port, world};
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -263,9 +272,7 @@ mod tests {
 
     /// One rank's part of a job, done with its group, its watchdog and its control.
     fn on_rank(rank: usize, ranks: usize, port: u16, timeout: Duration, work: impl Fn(&Fake, &Watchdog, &Control)) {
-        let (host, job) = ("127.0.0.1".into(), "watchdog".into());
-        let world = World { rank, ranks, local_rank: rank, host, port, job };
-        let control = Arc::new(Control::connect(&world, LONG).unwrap());
+        let control = Arc::new(Control::connect(&world(rank, ranks, port), LONG).unwrap());
         let (watchdog, fake) = (Watchdog::new(rank, control.clone(), timeout).unwrap(), Arc::new(Fake::default()));
         watchdog.add(fake.clone());
         work(&fake, &watchdog, &control);

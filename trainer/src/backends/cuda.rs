@@ -2,9 +2,9 @@
 
 use dropless_core::dry::Footprint;
 use dropless_core::host::Host;
-use dropless_core::{Caps, Error, NumericModel};
+use dropless_core::{Caps, Error, NumericModel, World};
+pub use dropless_cuda::Transport;
 use dropless_cuda::{Cuda, CudaOptions, DeviceReport};
-pub use dropless_cuda::{Transport, World};
 
 use super::{Ranks, beside};
 use crate::error::Result;
@@ -36,9 +36,10 @@ pub(super) fn open(options: &TrainOptions, numerics: NumericModel, host: Option<
         );
         return Err(Error::Unavailable { backend: "cuda", why }.into());
     }
+    world.as_ref().map_or(Ok(()), World::check_secret)?;
     let cuda = CudaOptions {
         numerics,
-        device: world.as_ref().map_or(Ok(0), World::device)?,
+        device: world.as_ref().map_or(Ok(0), dropless_cuda::device_of)?,
         world: world.clone(),
         expert_ranks: options.expert_parallel,
         transport: options.transport,

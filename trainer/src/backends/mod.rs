@@ -14,7 +14,7 @@ mod wgpu;
 
 use std::time::Duration;
 
-pub use cuda::{Transport, World};
+pub use cuda::Transport;
 use dropless_core::dry::Footprint;
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::lockstep::Lockstep;

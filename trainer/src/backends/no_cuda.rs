@@ -26,27 +26,6 @@ pub enum Transport {
     Peer,
 }
 
-/// This process among the processes of a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct World {
-    /// This process.
-    pub rank: usize,
-    /// Processes of the job.
-    pub ranks: usize,
-}
-
-impl World {
-    /// What a launcher says in the environment; None when none started this process.
-    ///
-    /// # Errors
-    /// None: a number that is none says nothing.
-    pub fn from_environment() -> dropless_core::Result<Option<World>> {
-        let number = |names: [&str; 2]| names.into_iter().find_map(|name| std::env::var(name).ok()?.parse().ok());
-        let rank = number(["RANK", "OMPI_COMM_WORLD_RANK"]).unwrap_or(0);
-        Ok(number(["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"]).map(|ranks| World { rank, ranks }))
-    }
-}
-
 pub(super) fn usable() -> bool {
     false
 }

@@ -1,5 +1,7 @@
 //! `dropless launch`: the ranks of one machine as processes, with the variables that torchrun would set.
 //!
+//! They also get a secret that nobody else has, by which they know each other (docs/protocol.md).
+//!
 //! Rank 0 has the terminal to itself; what another rank prints appears on the error output, line by line, behind the
 //! rank's name. When a rank fails, the others have a moment to notice it and to say so, then they are ended, with what
 //! they started where the system knows it.
@@ -10,9 +12,11 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc::{Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
+use dropless_core::world::{LISTEN, SECRET, SECRET_FILE};
 
 use crate::error::{Error, Result};
 use crate::output;
@@ -45,7 +49,7 @@ pub(super) struct LaunchArgs {
 /// Runs the ranks to their end.
 ///
 /// # Errors
-/// [`Error::Usage`] when a rank cannot be started; those that were are ended.
+/// [`Error::Usage`] or [`Error::Thread`] when a rank cannot be started; those that were are ended.
 pub(super) fn run(args: &LaunchArgs) -> Result<ExitCode> {
     let failed = |what: &str, error: io::Error| Error::Usage(format!("launch: {what}: {error}"));
     let mut signals = Signals::new().map_err(|e| failed("signals", e))?;
@@ -60,20 +64,21 @@ pub(super) fn run(args: &LaunchArgs) -> Result<ExitCode> {
     // So that the ranks of two launches at one port do not take each other for their own.
     let started = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
     let run = format!("{}-{started}", std::process::id());
+    let secret = secret().map_err(|e| failed("random bytes", e))?;
     let (printing, printed) = channel();
     let mut ranks = Ranks::default();
     for rank in 0..args.nproc {
         let mut command = Command::new(&program);
         command.args(&args.arguments).env("TORCHELASTIC_RUN_ID", &run);
-        match start(command, rank, args.nproc, port) {
-            Ok(mut process) => {
-                follow(rank, &mut process, &printing);
-                ranks.running.push((rank, process));
-            }
-            Err(error) => {
-                ranks.stop(Stop::Kill);
-                return Err(failed(&program.display().to_string(), error));
-            }
+        command.env(SECRET, &secret).env_remove(SECRET_FILE).env_remove(LISTEN);
+        let started = start(command, rank, args.nproc, port).map_err(|e| failed(&program.display().to_string(), e));
+        let followed = started.and_then(|process| {
+            ranks.running.push((rank, process));
+            follow(rank, &mut ranks.running, &printing)
+        });
+        if let Err(error) = followed {
+            ranks.stop(Stop::Kill);
+            return Err(error);
         }
     }
     drop(printing);
@@ -81,6 +86,13 @@ pub(super) fn run(args: &LaunchArgs) -> Result<ExitCode> {
     // What the ranks printed last may still be on its way; what they started may hold their output open for ever.
     while printed.recv_timeout(GRACE) == Ok(()) {}
     Ok(code)
+}
+
+/// What the ranks know and nobody else.
+fn secret() -> io::Result<String> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// A port that nobody listens at now.
@@ -105,13 +117,15 @@ fn start(mut command: Command, rank: u32, ranks: u32, port: u16) -> io::Result<C
     command.spawn()
 }
 
-/// Copies what the process prints into pipes to the error output. Each thread tells `printing` when it ends.
-fn follow(rank: u32, process: &mut Child, printing: &Sender<()>) {
+/// Copies what a process that was just started prints into pipes to the error output. Each thread tells `printing` when
+/// it ends.
+fn follow(rank: u32, running: &mut [(u32, Child)], printing: &Sender<()>) -> Result<()> {
+    let Some((_, process)) = running.last_mut() else { return Ok(()) };
     let stdout = process.stdout.take().map(|pipe| Box::new(pipe) as Box<dyn Read + Send>);
     let stderr = process.stderr.take().map(|pipe| Box::new(pipe) as Box<dyn Read + Send>);
     for pipe in stdout.into_iter().chain(stderr) {
         let printing = printing.clone();
-        std::thread::spawn(move || {
+        let copy = move || {
             let mut pipe = BufReader::new(pipe);
             let mut line = Vec::new();
             while pipe.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
@@ -120,8 +134,11 @@ fn follow(rank: u32, process: &mut Child, printing: &Sender<()>) {
                 line.clear();
             }
             let _ = printing.send(());
-        });
+        };
+        let name = format!("output of rank {rank}");
+        thread::Builder::new().name(name.clone()).spawn(copy).map_err(Error::thread(format!("the {name}")))?;
     }
+    Ok(())
 }
 
 /// The ranks that have not ended, and the exit code of the first that failed.
@@ -151,7 +168,7 @@ impl Ranks {
                     Some(_) => {}
                 }
             }
-            std::thread::sleep(POLL);
+            thread::sleep(POLL);
         }
         ExitCode::from(self.failed.unwrap_or(0))
     }

@@ -17,20 +17,22 @@ mod tokenize;
 mod train;
 mod usage;
 
+use std::error::Error as _;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use dropless_core::World;
 use dropless_core::host::Simd;
 
-use crate::backends::{self, Transport, World};
+use crate::backends::{self, Transport};
 use crate::config::{Numerics, Recipe};
 use crate::error::{Error, Result};
 use crate::generate::Generator;
 use crate::options::{BackendKind, TrainOptions};
-use crate::output::{Shown, finish, report, say, show, tell};
+use crate::output::{self, Shown, finish, report, say, show, tell};
 use crate::sample::Sampling;
 use crate::train::reference;
 use crate::verify::Report;
@@ -151,22 +153,19 @@ enum SimdName {
 impl Device {
     /// The options for these ranks.
     fn options(&self, ranks: Option<&Ranks>) -> Result<TrainOptions> {
-        let world = World::from_environment();
+        let world = World::from_environment()?;
+        let several = world.as_ref().is_some_and(|world| world.ranks > 1);
         let backend = match self.backend {
             // Several processes can only be ranks of cuda; where it cannot be had, they should say why.
-            BackendName::Auto if matches!(world, Ok(Some(World { ranks: 2.., .. }))) => BackendKind::Cuda,
+            BackendName::Auto if several => BackendKind::Cuda,
             name => name.kind(),
         };
-        let world = match world {
-            found if backend == BackendKind::Cuda => found?,
-            Ok(Some(World { ranks: 2.., .. })) => {
-                let what = "a launcher started several processes, but only the ranks of --backend cuda have one each; \
-                            start one, with --ranks";
-                return Err(Error::Usage(what.into()));
-            }
-            // Variables that say nothing here need not make sense.
-            _ => None,
-        };
+        if several && backend != BackendKind::Cuda {
+            let what = "a launcher started several processes, but only the ranks of --backend cuda have one each; \
+                        start one, with --ranks";
+            return Err(Error::Usage(what.into()));
+        }
+        let world = world.filter(|_| backend == BackendKind::Cuda);
         only_for(BackendKind::Wgpu, backend, self.adapter.is_some(), "--adapter")?;
         let number = ranks.and_then(|ranks| ranks.ranks);
         Ok(TrainOptions {
@@ -293,6 +292,11 @@ struct BenchArgs {
 
 /// Runs the program with these arguments, the first of which is its name.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    if let Err(source) = output::start() {
+        let error = Error::Thread { what: "what this program prints".into(), source };
+        output::tell_alone(format_args!("error: {error}"));
+        return ExitCode::from(2);
+    }
     let code = carry_out(arguments);
     finish();
     code
@@ -319,7 +323,22 @@ fn refuse(message: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
+/// Starts the threads that hash and read texts and make initial weights, which would otherwise start, or panic, at their
+/// first use.
+fn start_threads() -> Result<()> {
+    match rayon::ThreadPoolBuilder::new().build_global() {
+        Err(error) if error.source().is_some() => {
+            Err(Error::thread("reading and hashing")(std::io::Error::other(error)))
+        }
+        // Without a source, it says that they run already.
+        _ => Ok(()),
+    }
+}
+
 fn dispatch(command: Command) -> Result<ExitCode> {
+    if !matches!(command, Command::Launch(_)) {
+        start_threads()?;
+    }
     match command {
         Command::Train(args) => train::run(args)?,
         Command::Eval(args) => eval(args)?,

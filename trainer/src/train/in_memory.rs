@@ -7,7 +7,7 @@ use dropless_model::{Model, optimizer};
 
 use super::{inputs, ranks, state, step};
 use crate::checkpoint::digest;
-use crate::collective::{away, gather_bytes};
+use crate::collective::{away, gather_bytes, said};
 use crate::config::Config;
 use crate::data::{Mixture, Position, Stream, Texts};
 use crate::error::Result;
@@ -50,8 +50,9 @@ fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Mixture>, steps: u6
     let mine: Vec<(String, [u8; 32])> = weights.iter().chain(&optimizer).map(|t| (t.name.clone(), t.hash())).collect();
     let mine = serde_json::to_vec(&mine).unwrap_or_else(|e| unreachable!("plain data: {e}"));
     let mut hashes: Vec<(String, [u8; 32])> = Vec::new();
-    for theirs in gather_bytes(backend, &mine)? {
-        hashes.extend::<Vec<_>>(serde_json::from_slice(&theirs).unwrap_or_else(|e| unreachable!("as written: {e}")));
+    for (rank, theirs) in gather_bytes(backend, &mine)?.iter().enumerate() {
+        let theirs = serde_json::from_slice::<Vec<_>>(theirs);
+        hashes.extend(theirs.map_err(|error| said(backend, rank, &format!("brings no hashes: {error}")))?);
     }
     Ok(digest(hashes))
 }

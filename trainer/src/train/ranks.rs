@@ -1,5 +1,7 @@
 //! The ranks that this process drives: one thread for each, all running the same function.
 
+use std::thread;
+
 use dropless_core::{Backend, Error as CoreError};
 
 use crate::error::{Error, Result};
@@ -23,8 +25,21 @@ pub fn run<T: Send>(
     let leads = lead(&ranks);
     let results: Vec<Result<T>> = std::thread::scope(|scope| {
         let work = &work;
-        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || work(&*rank))).collect();
-        threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        let mut threads = Vec::new();
+        let mut refused = None;
+        for rank in ranks {
+            let name = format!("rank {}", rank.caps().rank);
+            match thread::Builder::new().name(name.clone()).spawn_scoped(scope, move || work(&*rank)) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    refused = Some(Err(Error::thread(name)(error)));
+                    // The ranks without a thread go away, and so the others do not wait for them.
+                    break;
+                }
+            }
+        }
+        let joined = threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        joined.chain(refused).collect()
     });
     let consequence = |e: &Error| matches!(e.core(), Some(CoreError::Collective { .. }));
     let mut failures = Vec::new();

@@ -143,9 +143,18 @@ impl<'t> Job<'t> {
             }
         };
         thread::scope(|scope| {
-            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
             let mut result = Ok(());
+            let mut workers = Vec::new();
+            for _ in 0..threads {
+                match thread::Builder::new().name("tokenize".into()).spawn_scoped(scope, work) {
+                    Ok(worker) => workers.push(worker),
+                    Err(error) => result = Err(Error::thread("tokenizing")(error)),
+                }
+            }
             for at in first..self.chunks.len() {
+                if result.is_err() {
+                    break;
+                }
                 let mut state = locked();
                 let encoded = loop {
                     if let Some(encoded) = state.done.remove(&at) {
@@ -157,9 +166,6 @@ impl<'t> Job<'t> {
                 drop(state);
                 changed.notify_all();
                 result = encoded.and_then(|encoded| sink(at, encoded));
-                if result.is_err() {
-                    break;
-                }
             }
             locked().stopped = true;
             changed.notify_all();
