@@ -76,7 +76,7 @@ pub(crate) const DRIVER: Symbols = Symbols {
         "cuMemSetAccess",
         "cuMemUnmap",
         "cuMemcpyAsync",
-        "cuPointerGetAttribute",
+        "cuPointerGetAttributes",
         "cuStreamGetCtx",
         "cuStreamQuery",
         "cuTensorMapEncodeTiled",
