@@ -629,6 +629,10 @@ fn process_without_threads() {
     let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
     let most = Rlimit { current: Some(pages * 4096 + (1 << 20)), ..getrlimit(Resource::As) };
     setrlimit(Resource::As, most).unwrap();
+    if std::thread::Builder::new().spawn(|| ()).is_ok() {
+        println!("granted");
+        std::process::exit(0);
+    }
     limited.send(()).unwrap();
     let zero = Control::connect(&world(0, 2, port), LONG).unwrap_err().to_string();
     println!("refused: {zero}\nrefused: {}", one.join().unwrap());
@@ -643,6 +647,10 @@ fn f17_ranks_that_get_no_thread_to_hear_each_other_say_so() {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
+    if said.contains("granted") {
+        println!("skipped: this system grants threads beyond the limit of the address space");
+        return;
+    }
     let said: Vec<&str> = said.lines().filter_map(|line| line.split_once("refused: ")).map(|(_, why)| why).collect();
     for (rank, why) in said.iter().enumerate() {
         assert!(why.starts_with(&format!("rank {rank}: bootstrap: no thread to hear the others: ")), "{why}");
