@@ -6,6 +6,7 @@ use dropless_core::ops::NONE;
 use dropless_core::{Backend, DType, Group, NumericModel};
 
 use super::inputs::{Scales, tokens, upload};
+use super::notice::Notice;
 use super::{ranks, state, step};
 use dropless_model::architecture::Feed;
 use dropless_model::collective::gather;
@@ -88,7 +89,7 @@ fn on_rank(backend: &dyn Backend, config: &Config, weights: &WeightFiles, batch:
     let share = batch.share(batch.sequences(), 0, rank, ranks);
     let inputs = upload(backend, share, batch.sequence, Scales::new(batch, None))?;
     let logits = backend.download(&model.logits(backend, &tokens, &inputs)?)?;
-    let (result, gradients, _) = step::gradients(backend, config, &tokens, &model, batch)?;
+    let (result, gradients, _) = step::gradients(backend, config, &tokens, &model, batch, Notice::default())?;
     let mut out = vec![(LOGITS.to_owned(), logits), ("loss.f32".to_owned(), vec![result.loss])];
     for (name, gradient) in gradients.sums.by_name(&model.params)? {
         let name = format!("grad.{}", layout::fused(&parts.names, &name));
