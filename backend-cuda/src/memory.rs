@@ -242,12 +242,20 @@ pub(crate) fn write(op: &'static str, gpu: &Arc<Gpu>, tensor: &Tensor, bytes: &[
     if at_some_time { gpu.wait(op, Queue::Compute) } else { Ok(()) }
 }
 
-/// Waits for the compute stream, and copies a tensor's bytes out.
+/// Waits for the compute stream, and copies a tensor's bytes out. Those in the memory of the host wait for the offload stream
+/// alone, which writes there, so that a thread may read them while the device computes.
 pub(crate) fn read(op: &'static str, gpu: &Arc<Gpu>, tensor: &Tensor, bytes: &mut [u8]) -> Result<()> {
     not_recorded(op, gpu)?;
     gpu.bind(op)?;
+    if tensor.memory() == Memory::Host {
+        let from = addresses(op, gpu, tensor, Queue::Offload)?.start;
+        gpu.wait(op, Queue::Offload)?;
+        // SAFETY: the view lies inside its buffer, pinned memory that the processor sees. Nobody writes there now: the offload
+        // stream has done what was queued on it before this call, and `write` has waited.
+        bytes.copy_from_slice(unsafe { std::slice::from_raw_parts(from as *const u8, bytes.len()) });
+        return Ok(());
+    }
     let from = addresses(op, gpu, tensor, Queue::Compute)?;
-    settle(op, gpu, tensor)?;
     let stream = gpu.stream(Queue::Compute);
     // SAFETY: the view lies inside its buffer; `bytes` is the caller's until the stream is done.
     unsafe { driver::copy(op, stream, bytes.as_mut_ptr() as Address, from.start, bytes.len()) }?;

@@ -20,6 +20,7 @@ pub mod progress;
 pub mod sample;
 pub mod schedule;
 pub mod source;
+pub mod stop;
 mod system;
 pub mod train;
 pub mod verify;

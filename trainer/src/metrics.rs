@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::config::DataConfig;
 use crate::error::{Error, Result};
-use crate::train::{Validation, overall};
+use crate::train::{Completed, Validation, overall};
 
 /// Choices of an expert in a step, over all experts of all layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -106,7 +106,7 @@ impl From<Timings> for Seconds {
     }
 }
 
-/// A line of the file, without a digest.
+/// A line of a step.
 #[derive(Serialize)]
 struct Line {
     step: u64,
@@ -131,6 +131,16 @@ struct Line {
     /// By the names of the sets, if they have names.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     validation_losses: BTreeMap<String, f64>,
+}
+
+/// A line of a checkpoint.
+#[derive(Serialize)]
+struct SavedLine<'a> {
+    step: u64,
+    digest: &'a str,
+    bytes: u64,
+    copy_s: f64,
+    write_s: f64,
 }
 
 /// Stands in the line of a step in which every target is masked.
@@ -162,7 +172,7 @@ impl Record {
     }
 }
 
-/// `metrics.jsonl`, one line for each step.
+/// `metrics.jsonl`, one line for each step and one for each checkpoint.
 #[derive(Debug)]
 pub struct Metrics {
     path: PathBuf,
@@ -202,22 +212,23 @@ impl Metrics {
         self.file.write_all(line.as_bytes()).map_err(Error::io(&self.path))
     }
 
-    /// Adds the digest of the checkpoint to the last line: the hash over all weights and optimizer state.
+    /// Adds a line for a checkpoint that became complete: the digest over all weights and optimizer state, and what it took
+    /// to write.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn add_digest(&mut self, digest: &str) -> Result<()> {
-        let end = format!(",\"digest\":\"{digest}\"}}\n");
-        let write = |file: &mut File| {
-            file.seek(SeekFrom::End(-LINE_END))?;
-            file.write_all(end.as_bytes())
+    pub(crate) fn saved(&mut self, completed: &Completed) -> Result<()> {
+        let line = SavedLine {
+            step: completed.step,
+            digest: &completed.saved.digest,
+            bytes: completed.bytes,
+            copy_s: completed.copy.as_secs_f64(),
+            write_s: completed.write.as_secs_f64(),
         };
-        write(&mut self.file).map_err(Error::io(&self.path))
+        let line = serde_json::to_string(&line).unwrap_or_else(|e| unreachable!("plain numbers: {e}")) + "\n";
+        self.file.write_all(line.as_bytes()).map_err(Error::io(&self.path))
     }
 }
-
-/// Length of the brace and the newline that end a line.
-const LINE_END: i64 = 2;
 
 /// Whether a line is whole and belongs to a step up to `done`.
 fn is_before(line: &str, done: u64) -> bool {
@@ -230,6 +241,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::checkpoint::Saved;
 
     fn record(step: u64) -> Record {
         Record {
@@ -244,19 +256,24 @@ mod tests {
         }
     }
 
+    fn completed(step: u64) -> Completed {
+        let (copy, write) = (Duration::from_millis(250), Duration::from_millis(1500));
+        Completed { step, saved: Saved { path: "out".into(), digest: "abc".into() }, bytes: 4096, copy, write }
+    }
+
     #[test]
     fn a_line_has_the_bits_of_the_loss_and_no_dropped_token() {
         let out = tempfile::tempdir().unwrap();
         let mut metrics = Metrics::open(out.path(), 0).unwrap();
         metrics.write(&record(7)).unwrap();
-        metrics.add_digest("abc").unwrap();
         metrics.write(&record(8)).unwrap();
+        metrics.saved(&completed(7)).unwrap();
         let text = fs::read_to_string(out.path().join("metrics.jsonl")).unwrap();
         let expected = "{\"step\":7,\"loss\":1.5,\"loss_bits\":\"3fc00000\",\"grad_norm\":0.25,\"lr\":0.001,\
                         \"step_s\":0.5,\"tokens_per_s\":1000.0,\"tflops_per_rank\":0.5,\"expert_load\":{\"min\":1,\"mean\":2.0,\"max\":3},\
-                        \"dropped\":0,\"digest\":\"abc\"}";
-        assert_eq!(text.lines().next().unwrap(), expected);
-        assert_eq!(text.lines().nth(1).unwrap(), expected.replace(":7,", ":8,").replace(",\"digest\":\"abc\"", ""));
+                        \"dropped\":0}";
+        let saved = "{\"step\":7,\"digest\":\"abc\",\"bytes\":4096,\"copy_s\":0.25,\"write_s\":1.5}";
+        assert_eq!(text.lines().collect::<Vec<_>>(), [expected, &expected.replace(":7,", ":8,"), saved]);
     }
 
     #[test]
@@ -280,13 +297,13 @@ mod tests {
         metrics.file.write_all(b"{\"step\":5,\"lo").unwrap();
         let mut metrics = Metrics::open(out.path(), 2).unwrap();
         metrics.write(&record(3)).unwrap();
-        metrics.add_digest("new").unwrap();
+        metrics.saved(&completed(3)).unwrap();
         let text = fs::read_to_string(out.path().join("metrics.jsonl")).unwrap();
         let steps: Vec<u64> = text
             .lines()
             .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64().unwrap())
             .collect();
-        assert_eq!(steps, [1, 2, 3]);
-        assert!(text.ends_with("\"digest\":\"new\"}\n"));
+        assert_eq!(steps, [1, 2, 3, 3]);
+        assert!(text.ends_with("\"write_s\":1.5}\n"));
     }
 }

@@ -7,6 +7,7 @@ use dropless_core::World;
 use dropless_core::host::Simd;
 
 use crate::backends::Transport;
+use crate::stop;
 
 /// A backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +50,8 @@ pub struct TrainOptions {
     pub threads: usize,
     /// Vector instructions; the best that the machine supports if None.
     pub simd: Option<Simd>,
+    /// What asks a training run to stop before its last step.
+    pub stop: stop::Request,
 }
 
 impl Default for TrainOptions {
@@ -66,6 +69,7 @@ impl Default for TrainOptions {
             expert_parallel: None,
             threads: 0,
             simd: None,
+            stop: stop::Request::default(),
         }
     }
 }

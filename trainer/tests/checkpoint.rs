@@ -20,7 +20,7 @@ fn state(step: u64) -> State {
     let place = Place { epoch: 3, index: 17, taken: 117 };
     let text = TextRecord { train: "a".repeat(64), ..TextRecord::default() };
     let config = Config::load(None, &overrides).unwrap();
-    State { step, position: Position { sources: vec![place] }, text, config }
+    State { step, position: Position { sources: vec![place] }, text, config, validation_loss: None }
 }
 
 /// One rank.
@@ -127,6 +127,33 @@ fn the_last_n_stay() {
     assert_eq!(listing(out.path()), ["step-000003", "step-000004"]);
     save_one(out.path(), 5, 5.0, 0).unwrap();
     assert_eq!(listing(out.path()).len(), 3);
+}
+
+#[test]
+fn f27_the_best_by_validation_loss_stays_beside_the_newest() {
+    let out = tempfile::tempdir().unwrap();
+    let losses = [
+        (1, Some(3.0)),
+        (2, Some(2.0)),
+        (3, None),
+        (4, Some(2.5)),
+        (5, Some(2.5)),
+        (6, None),
+        (7, Some(2.0)),
+        (8, None),
+    ];
+    let mut listed = Vec::new();
+    for (step, validation_loss) in losses {
+        let state = State { validation_loss, ..state(step) };
+        let weights = [matrix("w", 1.0)];
+        let one = Save { out: out.path(), weights: &weights, optimizer: &[], state: &state, keep: 1 };
+        save(&host(), &one).unwrap();
+        listed.push(listing(out.path()));
+    }
+    let names = |steps: &[u64]| steps.iter().map(|step| format!("step-{step:06}")).collect::<Vec<_>>();
+    // Of equally good ones, the latest.
+    let expected = [&[1][..], &[2], &[2, 3], &[2, 4], &[2, 5], &[2, 6], &[7], &[7, 8]];
+    assert_eq!(listed, expected.map(names));
 }
 
 #[test]
@@ -463,7 +490,7 @@ fn a_full_disk_is_an_error_that_leaves_older_checkpoints_and_no_trace() {
         .unwrap();
     let text = String::from_utf8_lossy(&child.stdout).into_owned();
     assert!(child.status.success(), "{text}");
-    assert!(text.contains("failed with: ") && text.contains("model.safetensors: File too large"), "{text}");
+    assert!(text.contains("failed with: ") && text.contains("model-part-0.safetensors: File too large"), "{text}");
     assert_eq!(listing(out.path()), ["step-000001"]);
     assert_eq!(value(&find(out.path()).0), 1.0);
 }

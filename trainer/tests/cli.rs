@@ -244,6 +244,7 @@ fn a_run_is_recorded_evaluated_and_continues_text() {
     }
     let metrics = fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
     let lines: Vec<serde_json::Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (saved, lines): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.get("digest").is_some());
     assert_eq!(lines.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
     for line in &lines {
         assert_eq!(line["dropped"], 0);
@@ -252,7 +253,8 @@ fn a_run_is_recorded_evaluated_and_continues_text() {
         // 64 tokens, each with 2 of the 4 experts of the one layer.
         assert_eq!(line["expert_load"]["mean"], 32.0);
     }
-    assert_eq!(lines[2]["digest"].as_str().unwrap(), digest(&printed));
+    let saved = saved.last().unwrap();
+    assert_eq!((saved["step"].as_u64(), saved["digest"].as_str()), (Some(3), Some(&*digest(&printed))));
     // 200 bytes of corpus text would be a poor model's luck; all that is asked for is that it runs, twice alike.
     let generate = || assert_done(&dropless(dir.path(), &["generate", "run", "--prompt", "line", "--tokens", "8"]));
     assert!(generate().starts_with("line"));
@@ -393,7 +395,8 @@ fn a_killed_run_goes_on_with_the_same_bits() {
     }
     assert_eq!(digest(&assert_done(&dropless(dir.path(), &arguments(true)))), whole);
     let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    assert_eq!(metrics.lines().count(), 9, "each step is recorded once");
+    let steps = metrics.lines().filter(|line| line.contains("\"loss\""));
+    assert_eq!(steps.count(), 9, "each step is recorded once");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// What only some systems have.
 const SYSTEM: &[&str] =
-    &["std::os::", "rustix", "libc::", "nix::", "signal_hook", "windows_sys", "\"/proc", "\"/dev", "\"/sys", "\"/tmp"];
+    &["std::os::", "rustix", "libc::", "nix::", "windows_sys", "\"/proc", "\"/dev", "\"/sys", "\"/tmp"];
 
 /// Where it may stand, behind `cfg`.
 const SYSTEM_FILES: &[&str] =
@@ -52,6 +52,11 @@ fn calls_of_one_system_stand_in_modules_of_their_own() {
     let sources = sources(&["core/src", "model/src", "backend-wgpu/src", "trainer/src"]);
     assert!(sources.len() > 100, "{} files", sources.len());
     assert_eq!(with(&sources, SYSTEM), SYSTEM_FILES.iter().map(|&name| name.to_owned()).collect());
+    // What of signals there is on every system is a flag that Ctrl-C sets.
+    let signals = ["trainer/src/system/portable.rs", "trainer/src/system/unix.rs"].map(str::to_owned);
+    assert_eq!(with(&sources, &["signal_hook"]), signals.into());
+    let unix_only = ["signal_hook::iterator", "signal_hook::low_level"];
+    assert_eq!(with(&sources, &unix_only), ["trainer/src/system/unix.rs".to_owned()].into());
 }
 
 /// What writes to the standard output or error.

@@ -1,6 +1,6 @@
 //! Files as they come: only regular ones, and no more of one than makes sense.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -12,10 +12,39 @@ use crate::error::{Error, Result};
 /// [`Error::Checkpoint`] for what is no regular file, [`Error::Io`].
 pub fn open(path: &Path) -> Result<(File, u64)> {
     let metadata = fs::metadata(path).map_err(Error::io(path))?;
-    if !metadata.is_file() {
-        return Err(Error::checkpoint(path, "is damaged: it is not a regular file"));
-    }
+    regular(path, &metadata)?;
     Ok((File::open(path).map_err(Error::io(path))?, metadata.len()))
+}
+
+/// Opens a file to read and write it, and makes it if it is not there; returns whether it was made.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_or_create(path: &Path) -> Result<(File, bool)> {
+    loop {
+        match fs::metadata(path) {
+            Ok(metadata) => {
+                regular(path, &metadata)?;
+                match File::options().read(true).write(true).open(path) {
+                    // It went in between.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    opened => return Ok((opened.map_err(Error::io(path))?, false)),
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                match File::options().read(true).write(true).create_new(true).open(path) {
+                    // It came in between; a link that leads nowhere never goes.
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !path.is_symlink() => {}
+                    opened => return Ok((opened.map_err(Error::io(path))?, true)),
+                }
+            }
+            Err(error) => return Err(Error::io(path)(error)),
+        }
+    }
+}
+
+fn regular(path: &Path, metadata: &Metadata) -> Result<()> {
+    if metadata.is_file() { Ok(()) } else { Err(Error::checkpoint(path, "is damaged: it is not a regular file")) }
 }
 
 /// The contents of a regular file of at most `most` bytes.
@@ -46,10 +75,20 @@ pub fn read_text(path: &Path, most: u64) -> Result<String> {
 /// # Errors
 /// [`Error::Checkpoint`] when it is not there.
 pub(super) fn buffer(path: &Path, bytes: usize) -> Result<Vec<u8>> {
-    let mut buffer = Vec::new();
-    buffer
-        .try_reserve_exact(bytes)
-        .map_err(|_| Error::checkpoint(path, format!("{bytes} bytes of it do not fit the memory")))?;
+    let mut buffer = reserved(path, bytes)?;
     buffer.resize(bytes, 0);
     Ok(buffer)
+}
+
+/// Memory for `len` values of a file.
+///
+/// # Errors
+/// [`Error::Checkpoint`] when it is not there.
+pub(super) fn reserved<T>(path: &Path, len: usize) -> Result<Vec<T>> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(len).map_err(|_| {
+        let bytes = len.saturating_mul(size_of::<T>());
+        Error::checkpoint(path, format!("{bytes} bytes of it do not fit the memory"))
+    })?;
+    Ok(values)
 }

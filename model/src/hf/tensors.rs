@@ -21,6 +21,8 @@ use crate::words::plain;
 const LONGEST_HEADER: u64 = 100_000_000;
 /// The longest index.
 const LONGEST_INDEX: u64 = 1 << 28;
+/// Bytes that are read at once.
+const BLOCK: usize = 1 << 24;
 /// What the name of a selection bias ends with. It is f32 in every file, whatever the rest is: bf16 would merge biases
 /// that differ by less than its spacing, and so change which experts are chosen.
 pub(super) const SELECTION_BIAS: &str = "e_score_correction_bias";
@@ -55,11 +57,14 @@ impl NamedTensor {
         self.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
     }
 
+    /// What a file's header says of it.
+    pub fn head(&self) -> Head {
+        Head { name: self.name.clone(), dtype: self.dtype, shape: self.shape.clone() }
+    }
+
     /// Hash of element type, shape and elements.
     pub fn hash(&self) -> [u8; 32] {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(format!("{} {:?}\n", self.dtype, self.shape).as_bytes());
-        *hasher.update(&self.bytes).finalize().as_bytes()
+        *self.head().hasher().update(&self.bytes).finalize().as_bytes()
     }
 }
 
@@ -77,34 +82,48 @@ pub struct FileRecord {
 /// # Errors
 /// [`Error::Io`], or [`Error::Checkpoint`] for tensors that such a file cannot hold.
 pub fn write(path: &Path, tensors: &[NamedTensor]) -> Result<FileRecord> {
-    if let Some(bias) = tensors.iter().find(|t| t.name.ends_with(SELECTION_BIAS) && t.dtype != Dtype::F32) {
-        return Err(Error::checkpoint(path, format!("{} is {}, but must be F32", bias.name, bias.dtype)));
-    }
-    let heads = tensors.iter().map(|t| Head { name: t.name.clone(), dtype: t.dtype, shape: t.shape.clone() });
-    write_streamed(path, &heads.collect::<Vec<_>>(), |at, out| out.write(&tensors[at].bytes))
+    let heads: Vec<Head> = tensors.iter().map(NamedTensor::head).collect();
+    write_streamed(path, &heads, |at, out| out.write(&tensors[at].bytes))
 }
 
 /// What a file's header says of a tensor, but for its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Head {
-    pub(super) name: String,
-    pub(super) dtype: Dtype,
-    pub(super) shape: Vec<usize>,
+pub struct Head {
+    /// Name, unique in a checkpoint.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Extents, slowest first.
+    pub shape: Vec<usize>,
 }
 
 impl Head {
     /// Bytes of its elements; saturates, as no file has more.
-    pub(super) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.shape.iter().fold(self.dtype.bitsize(), |bits, &n| bits.saturating_mul(n)) / 8
+    }
+
+    /// The beginning of the tensor's [hash](NamedTensor::hash): its elements follow.
+    pub fn hasher(&self) -> blake3::Hasher {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(format!("{} {:?}\n", self.dtype, self.shape).as_bytes());
+        hasher
     }
 }
 
-/// Writes a file of these tensors, each of which `produce` writes when its turn comes.
-pub(super) fn write_streamed(
+/// Writes a file of these tensors, each of which `produce` writes when its turn comes, in as many pieces as it likes;
+/// syncs it, and returns its record.
+///
+/// # Errors
+/// As [`write`], those of `produce`, and [`Error::Checkpoint`] for a tensor that comes with another number of bytes.
+pub fn write_streamed<E: From<Error>>(
     path: &Path,
     heads: &[Head],
-    mut produce: impl FnMut(usize, &mut Writing<'_>) -> Result<()>,
-) -> Result<FileRecord> {
+    mut produce: impl FnMut(usize, &mut Writing<'_>) -> std::result::Result<(), E>,
+) -> std::result::Result<FileRecord, E> {
+    if let Some(bias) = heads.iter().find(|head| head.name.ends_with(SELECTION_BIAS) && head.dtype != Dtype::F32) {
+        return Err(Error::checkpoint(path, format!("{} is {}, but must be F32", bias.name, bias.dtype)).into());
+    }
     let mut end = 0;
     let infos = heads.iter().map(|head| {
         let data_offsets = (end, end + head.bytes());
@@ -125,7 +144,7 @@ pub(super) fn write_streamed(
         let (found, expected) = (out.bytes - before, head.bytes() as u64);
         if found != expected {
             let what = format!("{} came with {found} bytes, expected {expected}", head.name);
-            return Err(Error::checkpoint(path, what));
+            return Err(Error::checkpoint(path, what).into());
         }
     }
     let file = out.file.into_inner().map_err(|e| Error::io(path)(e.into_error()))?;
@@ -134,7 +153,8 @@ pub(super) fn write_streamed(
 }
 
 /// A file that is being written, and hashed in the same pass.
-pub(super) struct Writing<'a> {
+#[derive(Debug)]
+pub struct Writing<'a> {
     path: &'a Path,
     file: BufWriter<File>,
     hasher: blake3::Hasher,
@@ -142,7 +162,11 @@ pub(super) struct Writing<'a> {
 }
 
 impl Writing<'_> {
-    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    /// Adds bytes of the tensor whose turn it is.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.hasher.update(bytes);
         self.bytes += bytes.len() as u64;
         self.file.write_all(bytes).map_err(Error::io(self.path))
@@ -323,12 +347,21 @@ impl TensorFiles {
     /// # Errors
     /// [`Error::Checkpoint`] names the tensor: not there, another shape, a type that holds no such values.
     pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
-        let tensor = self.get(name)?;
-        if tensor.shape != shape {
-            return Err(self.bad(name, format!("has the shape {:?}, expected {shape:?}", tensor.shape)));
+        let place = self.place(name)?;
+        if place.shape != shape {
+            return Err(self.bad(name, format!("has the shape {:?}, expected {shape:?}", place.shape)));
         }
-        elements::decode(tensor.dtype, &tensor.bytes)
-            .ok_or_else(|| self.bad(name, format!("is {}, expected F32, BF16 or F16", tensor.dtype)))
+        let not_floats = || self.bad(name, format!("is {}, expected F32, BF16 or F16", place.dtype));
+        if !elements::FLOATS.contains(&place.dtype) {
+            return Err(not_floats());
+        }
+        // Block by block, so that the tensor is in memory once.
+        let mut values = files::reserved(&self.files[place.file], shape.iter().product())?;
+        for from in (0..place.bytes).step_by(BLOCK) {
+            let bytes = self.read(name, from, BLOCK.min(place.bytes - from))?;
+            values.extend(elements::decode(place.dtype, &bytes).ok_or_else(not_floats)?);
+        }
+        Ok(values)
     }
 
     /// A tensor's shape.

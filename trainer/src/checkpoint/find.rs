@@ -1,6 +1,7 @@
-//! Finding the newest checkpoint that can be used, and reading one.
+//! Finding the newest or the best checkpoint that can be used, and reading one.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use dropless_model::hf::tensors::{self, TensorFiles};
@@ -29,10 +30,10 @@ pub struct Checkpoint {
     pub optimizer: TensorFiles,
 }
 
-/// What [`newest`] found.
+/// What [`newest`] or [`best`] found.
 #[derive(Debug)]
 pub struct Found {
-    /// The newest undamaged checkpoint.
+    /// The undamaged checkpoint.
     pub checkpoint: Option<Checkpoint>,
     /// A line for each directory that was skipped, and why.
     pub notes: Vec<String>,
@@ -110,21 +111,46 @@ fn manifest(path: &Path) -> Result<Manifest> {
 /// [`Error::Checkpoint`] when there are checkpoints but none is undamaged, naming the newest; [`Error::Io`].
 pub fn newest(out: &Path) -> Result<Found> {
     let folder = out.join(FOLDER);
+    let newest_first = steps(&folder)?.into_iter().rev().map(|(_, path)| path);
+    first_undamaged(&folder, newest_first, "the previous checkpoint")
+}
+
+/// The undamaged checkpoint of the run in `out` with the lowest validation loss, of those whose step was validated.
+///
+/// # Errors
+/// As [`newest`].
+pub fn best(out: &Path) -> Result<Found> {
+    let folder = out.join(FOLDER);
+    let paths: Vec<PathBuf> = steps(&folder)?.into_iter().map(|(_, path)| path).collect();
+    first_undamaged(&folder, by_validation_loss(&paths), "the next best checkpoint")
+}
+
+/// The first of these that is undamaged; `next` says what is tried instead of one that is not.
+fn first_undamaged(folder: &Path, paths: impl IntoIterator<Item = PathBuf>, next: &str) -> Result<Found> {
     let mut notes = Vec::new();
-    let mut newest_error = None;
-    for (_, path) in steps(&folder)?.into_iter().rev() {
+    let mut first_error = None;
+    for path in paths {
         match Checkpoint::open(&path) {
             Ok(checkpoint) => return Ok(Found { checkpoint: Some(checkpoint), notes }),
             Err(error) => {
-                notes.push(format!("warning: {error}; trying the previous checkpoint"));
-                newest_error.get_or_insert(error);
+                notes.push(format!("warning: {error}; trying {next}"));
+                first_error.get_or_insert(error);
             }
         }
     }
-    match newest_error {
+    match first_error {
         None => Ok(Found { checkpoint: None, notes }),
-        Some(error) => Err(Error::checkpoint(folder, format!("no checkpoint is undamaged; of the newest, {error}"))),
+        Some(error) => Err(Error::checkpoint(folder, format!("no checkpoint is undamaged; of the first, {error}"))),
     }
+}
+
+/// Those of the checkpoints whose step was validated, the one with the lowest loss first and of equal ones the latest.
+/// `paths` has the oldest first.
+pub(super) fn by_validation_loss(paths: &[PathBuf]) -> Vec<PathBuf> {
+    let loss = |path: &PathBuf| Some((manifest(path).ok()?.state.validation_loss?, path.clone()));
+    let mut validated: Vec<(f64, PathBuf)> = paths.iter().rev().filter_map(loss).collect();
+    validated.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    validated.into_iter().map(|(_, path)| path).collect()
 }
 
 /// Complete checkpoints, the oldest first.
@@ -138,26 +164,15 @@ pub(super) fn steps(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(steps)
 }
 
-/// Removes what an interrupted save left in the run in `out`, and says so in a line for each directory. For a process
-/// that owns the run.
-///
-/// # Errors
-/// [`Error::Io`].
-pub fn remove_incomplete(out: &Path) -> Result<Vec<String>> {
-    let mut notes = Vec::new();
-    for path in entries(&out.join(FOLDER))? {
-        if path.file_name().is_some_and(|name| name.to_string_lossy().contains(".tmp-")) {
-            fs::remove_dir_all(&path).map_err(Error::io(&path))?;
-            notes.push(format!("removed {}, which an interrupted save left behind", path.display()));
+/// What is in a directory; nothing if it is not there. A link that leads nowhere is there.
+pub(super) fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound && !folder.is_symlink() => return Ok(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let what = "is a link that leads nowhere: is the storage it leads to mounted?";
+            return Err(Error::checkpoint(folder, what));
         }
-    }
-    Ok(notes)
-}
-
-fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
-    if !folder.exists() {
-        return Ok(Vec::new());
-    }
-    let entries = fs::read_dir(folder).map_err(Error::io(folder))?;
+        entries => entries.map_err(Error::io(folder))?,
+    };
     entries.map(|entry| Ok(entry.map_err(Error::io(folder))?.path())).collect()
 }

@@ -1,25 +1,28 @@
 //! What a run saves: `OUT/checkpoints/step-000020/`, which appears only when complete.
 //!
 //! ```text
-//! model.safetensors        weights under their Hugging Face names (if several ranks share the experts:
+//! model.safetensors        weights under their Hugging Face names (of several ranks, a shard of each:
 //!                          model-00001-of-00004.safetensors and so on, with model.safetensors.index.json)
 //! optimizer.safetensors    exp_avg.NAME and exp_avg_sq.NAME, likewise
 //! config.json              the model for Hugging Face libraries, and its special tokens
 //! generation_config.json   the special tokens again, for generation there
 //! tokenizer.json           and what belongs to it, unless the tokens are bytes
-//! state.json               step, place in the data, configuration, digest, and each file's size and hash
+//! state.json               step, place in the data, validation loss if the step was validated, configuration, digest,
+//!                          and each file's size and hash
 //! ```
 //!
-//! [`save`] writes under a temporary name, syncs, and renames; [`newest`] finds the last one that is undamaged.
+//! `save` writes under a temporary name, syncs, and renames; [`newest`] and [`best`] find one that is undamaged.
 
 mod digest;
 mod find;
+mod own;
 mod save;
 
 pub use digest::digest;
-pub use find::{Checkpoint, Found, newest, remove_incomplete};
-pub(crate) use save::text;
-pub use save::{Save, Saved, directory, save};
+pub use find::{Checkpoint, Found, best, newest};
+pub use own::remove_incomplete;
+pub use save::{Contents, Save, Saved, Stem, directory, save};
+pub(crate) use save::{Plan, origin, text};
 
 use std::collections::BTreeMap;
 
@@ -40,6 +43,9 @@ pub struct State {
     pub text: TextRecord,
     /// The configuration.
     pub config: Config,
+    /// The validation loss after the step, if it was validated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
 }
 
 /// Version of the layout; a reader refuses others.
@@ -47,7 +53,7 @@ const FORMAT: u32 = 2;
 /// The name of the file below.
 pub(crate) const STATE: &str = "state.json";
 /// Folder of the checkpoints in a run's directory.
-const FOLDER: &str = "checkpoints";
+pub(crate) const FOLDER: &str = "checkpoints";
 
 /// `state.json`.
 #[derive(Debug, Serialize, Deserialize)]

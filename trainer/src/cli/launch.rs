@@ -18,6 +18,7 @@ use std::time::{Duration, Instant, SystemTime};
 use clap::Args;
 use dropless_core::world::{LISTEN, SECRET, SECRET_FILE};
 
+use super::STOPPED;
 use crate::error::{Error, Result};
 use crate::output;
 use crate::system::{self, Signals, Stop};
@@ -141,11 +142,12 @@ fn follow(rank: u32, running: &mut [(u32, Child)], printing: &Sender<()>) -> Res
     Ok(())
 }
 
-/// The ranks that have not ended, and the exit code of the first that failed.
+/// The ranks that have not ended, the exit code of the first that failed, and whether any was stopped before its end.
 #[derive(Default)]
 struct Ranks {
     running: Vec<(u32, Child)>,
     failed: Option<u8>,
+    stopped: bool,
 }
 
 impl Ranks {
@@ -170,16 +172,20 @@ impl Ranks {
             }
             thread::sleep(POLL);
         }
-        ExitCode::from(self.failed.unwrap_or(0))
+        ExitCode::from(self.failed.unwrap_or(if self.stopped { STOPPED } else { 0 }))
     }
 
     /// Takes out the ranks that have ended.
     fn reap(&mut self) {
-        let failed = &mut self.failed;
+        let (failed, stopped) = (&mut self.failed, &mut self.stopped);
         self.running.retain_mut(|(rank, process)| {
             let (code, what) = match process.try_wait() {
                 Ok(None) => return true,
                 Ok(Some(status)) if status.success() => return false,
+                Ok(Some(status)) if system::code(status) == STOPPED => {
+                    *stopped = true;
+                    return false;
+                }
                 Ok(Some(status)) => (system::code(status), status.to_string()),
                 // A process that cannot be asked is gone.
                 Err(error) => (1, error.to_string()),

@@ -290,6 +290,9 @@ struct BenchArgs {
     simd: Option<SimdName>,
 }
 
+/// The exit code of a run that was asked to stop before its last step, and has saved where it goes on.
+pub(crate) const STOPPED: u8 = 3;
+
 /// Runs the program with these arguments, the first of which is its name.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     if let Err(source) = output::start() {
@@ -340,7 +343,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         start_threads()?;
     }
     match command {
-        Command::Train(args) => train::run(args)?,
+        Command::Train(args) => return train::run(args),
         Command::Eval(args) => eval(args)?,
         Command::Generate(args) => generate(&args)?,
         Command::Tokenize(args) => tokenize::run(&args)?,

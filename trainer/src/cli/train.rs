@@ -1,6 +1,8 @@
 //! `dropless train`: the configuration, the run's directory, and what is printed at the end.
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use dropless_model::hf::ModelDir;
@@ -11,9 +13,10 @@ use crate::config::{Config, DataConfig, Numerics};
 use crate::error::{Error, Result};
 use crate::generate::Generator;
 use crate::options::TrainOptions;
-use crate::output::{report, say};
+use crate::output::{report, say, tell};
 use crate::sample::Sampling;
 use crate::source::Source;
+use crate::stop::{self, Reason, Request};
 use crate::system;
 use crate::train::{self, Validation};
 
@@ -44,6 +47,9 @@ pub(super) struct TrainArgs {
     /// Change a key of the configuration, e.g. train.seed=7
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// Stop after this time as after a signal, e.g. 3h45m: end the step, save, exit with code 3
+    #[arg(long, value_name = "DURATION", value_parser = stop::duration)]
+    time_limit: Option<Duration>,
     /// Print the effective configuration and stop
     #[arg(long)]
     print_config: bool,
@@ -52,7 +58,7 @@ pub(super) struct TrainArgs {
     dry_run: bool,
 }
 
-pub(super) fn run(args: TrainArgs) -> Result<()> {
+pub(super) fn run(args: TrainArgs) -> Result<ExitCode> {
     if args.resume && args.init.is_some() {
         let what = "--init begins a run and --resume continues one, which knows its origin: give one of them";
         return Err(Error::Usage(what.into()));
@@ -61,21 +67,25 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     let own = resumed.as_ref().map(|out| out.join(train::CONFIG)).filter(|path| path.exists());
     let config = effective(&args, own.as_deref())?;
     let mut options = args.machine.options(PathBuf::new(), args.resume)?;
+    options.stop = args.time_limit.map_or_else(Request::default, Request::after);
     config.check(options.ranks, options.expert_ranks())?;
     config.check_initial()?;
     config.check_data()?;
     if args.print_config {
         report(config.to_toml());
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     let ranks = options.open_ranks(config.train.numerics.into())?;
     if args.dry_run {
         let need = train::Need::of(&ranks, &config, &options)?;
         report(format_args!("memory\n{need}"));
-        return need.check();
+        return need.check().map(|()| ExitCode::SUCCESS);
     }
-    if !train::ranks::lead(&ranks) {
-        return train::run_on(ranks, &config, &options).map(drop);
+    let leads = train::ranks::lead(&ranks);
+    listen(&options.stop, leads)?;
+    if !leads {
+        train::run_on(ranks, &config, &options)?;
+        return Ok(code(options.stop.stopped()));
     }
     let fresh = resumed.is_none();
     options.out = match resumed {
@@ -87,7 +97,7 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     if fresh && result.is_err() {
         runs::remove_if_not_begun(&options.out);
     }
-    let Some(summary) = result? else { return Ok(()) };
+    let Some(summary) = result? else { return Ok(code(options.stop.stopped())) };
     if let Some(loss) = summary.loss {
         say(format_args!("training loss {loss:.4} at step {}", summary.steps));
     }
@@ -100,10 +110,31 @@ pub(super) fn run(args: TrainArgs) -> Result<()> {
     if let Some(peak) = system::peak() {
         say(format_args!("peak memory of the process {} MiB", peak >> 20));
     }
-    match config.train.sample_tokens {
-        0 => Ok(()),
-        tokens => print_sample(&summary.checkpoint, tokens, &options),
+    if let Some(reason) = summary.stopped {
+        let (done, all) = (summary.steps, config.train.steps);
+        say(format_args!("stopped by {reason} after step {done} of {all}: --resume goes on"));
+        return Ok(code(Some(reason)));
     }
+    match config.train.sample_tokens {
+        0 => {}
+        tokens => print_sample(&summary.checkpoint, tokens, &options)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The exit code of a run that ended well, or was stopped.
+fn code(stopped: Option<Reason>) -> ExitCode {
+    stopped.map_or(ExitCode::SUCCESS, |_| ExitCode::from(super::STOPPED))
+}
+
+/// From now on, a signal ends the run after its step.
+fn listen(request: &Request, leads: bool) -> Result<()> {
+    let said = move |reason| {
+        if leads {
+            tell(format_args!("{reason}: the run ends with this step and saves; once more ends it at once"));
+        }
+    };
+    request.listen(said).map_err(Error::thread("signals"))
 }
 
 /// The configuration of the file (by default that of the resumed run), with the command line's changes.

@@ -1,5 +1,5 @@
 //! What the program asks of the system beyond the standard library: the machine's memory and processor, and processes
-//! as the ranks of a launch.
+//! as the ranks of a launch, and what asks this process to end.
 //!
 //! Calls of one system stand here and nowhere else, behind `cfg`, with a portable way beside each; a test holds the
 //! sources to that. `--cfg dropless_portable` takes the portable way on every system, so that it is compiled and tested
@@ -17,16 +17,18 @@ mod unix;
 
 pub(crate) use machine::{Limit, installed, memory_limit, peak, processor};
 #[cfg(any(not(unix), dropless_portable))]
-pub(crate) use portable::{Signals, apart, code, columns, stop};
+pub(crate) use portable::{Signals, apart, code, columns, end, listen, stop};
 #[cfg(all(unix, not(dropless_portable)))]
-pub(crate) use unix::{Signals, apart, code, columns, stop};
+pub(crate) use unix::{Signals, apart, code, columns, end, listen, stop};
 
 /// What is asked of a process and of those that it started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// To end, as a terminal asks.
-    #[cfg_attr(any(not(unix), dropless_portable), allow(dead_code, reason = "only signals say so"))]
     Interrupt,
+    /// To end, as a scheduler asks some time before it ends the job.
+    #[cfg_attr(any(not(unix), dropless_portable), allow(dead_code, reason = "only Unix has such a signal"))]
+    User,
     /// To end.
     Terminate,
     /// Nothing: it is ended.

@@ -1,35 +1,62 @@
-//! Processes where the standard library is all there is. The ranks stay in the launcher's group, so that what the
-//! terminal asks of it reaches them from there.
+//! Processes where there is little more than the standard library: Ctrl-C is all that can ask one to end. The ranks stay
+//! in the launcher's group, so that what the terminal asks of it reaches them from there.
 
 use std::io;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use signal_hook::consts::SIGINT;
 
 use super::Stop;
 
-/// None: what asks this process to end, ends it.
+/// How soon Ctrl-C is noticed.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Ctrl-C in the terminal of this process, from now on.
 #[derive(Debug)]
-pub(crate) struct Signals;
+pub(crate) struct Signals(Arc<AtomicBool>);
 
 impl Signals {
-    #[expect(clippy::unnecessary_wraps, reason = "as on Unix")]
     pub(crate) fn new() -> io::Result<Signals> {
-        Ok(Signals)
+        let flag = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(SIGINT, flag.clone())?;
+        Ok(Signals(flag))
     }
 
     /// Those that came since the last call.
-    #[expect(clippy::unused_self, reason = "as on Unix")]
     pub(crate) fn pending(&mut self) -> impl Iterator<Item = Stop> {
-        std::iter::empty()
+        self.0.swap(false, Ordering::Relaxed).then_some(Stop::Interrupt).into_iter()
     }
+}
+
+/// From now on, calls `heard` for each Ctrl-C, on a thread of its own.
+pub(crate) fn listen(mut heard: impl FnMut(Stop) + Send + 'static) -> io::Result<()> {
+    let mut signals = Signals::new()?;
+    let listener = move || {
+        loop {
+            signals.pending().for_each(&mut heard);
+            std::thread::sleep(POLL);
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(listener).map(drop)
+}
+
+/// Ends this process at once, with the code that a shell gives to Ctrl-C.
+pub(crate) fn end(_how: Stop) -> ! {
+    std::process::exit(128 + SIGINT)
 }
 
 /// Nothing has to be done so that [`stop`] reaches the process alone.
 pub(crate) fn apart(_command: &mut Command) {}
 
-/// Ends a process. It cannot be asked.
-pub(crate) fn stop(process: &mut Child, _how: Stop) {
-    // One that has just ended is found by who waits for it.
-    let _ = process.kill();
+/// Ends a process, which cannot be asked; but the terminal, which asked this process, asked all of its group.
+pub(crate) fn stop(process: &mut Child, how: Stop) {
+    if how != Stop::Interrupt {
+        // One that has just ended is found by who waits for it.
+        let _ = process.kill();
+    }
 }
 
 /// Columns of the terminal at the standard error; unknown here.
@@ -52,6 +79,15 @@ mod tests {
         command.arg(argument).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
         apart(&mut command);
         command
+    }
+
+    #[test]
+    fn nothing_is_heard_without_a_signal() {
+        let (heard, hears) = std::sync::mpsc::channel();
+        listen(move |how| heard.send(how).unwrap()).unwrap();
+        assert!(hears.recv_timeout(3 * POLL).is_err());
+        // It cannot be called without ending the tests.
+        let _: fn(Stop) -> ! = end;
     }
 
     #[test]

@@ -6,22 +6,35 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator;
+use signal_hook::low_level::emulate_default_handler;
 
 use super::Stop;
 
 /// Signals to this process that ask it to end, from now on.
 #[derive(Debug)]
-pub(crate) struct Signals(signal_hook::iterator::Signals);
+pub(crate) struct Signals(iterator::Signals);
+
+/// The signals that ask a process to end.
+const ASKING: [i32; 3] = [SIGINT, SIGTERM, SIGUSR1];
+
+fn asked(number: i32) -> Stop {
+    match number {
+        SIGINT => Stop::Interrupt,
+        SIGUSR1 => Stop::User,
+        _ => Stop::Terminate,
+    }
+}
 
 impl Signals {
     pub(crate) fn new() -> io::Result<Signals> {
-        Ok(Signals(signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?))
+        Ok(Signals(iterator::Signals::new(ASKING)?))
     }
 
     /// Those that came since the last call.
     pub(crate) fn pending(&mut self) -> impl Iterator<Item = Stop> {
-        self.0.pending().map(|number| if number == SIGINT { Stop::Interrupt } else { Stop::Terminate })
+        self.0.pending().map(asked)
     }
 }
 
@@ -33,6 +46,26 @@ pub(crate) fn address_space() -> Option<u64> {
     #[cfg(not(target_os = "linux"))]
     let reserved = 0;
     Some(most.saturating_sub(reserved))
+}
+
+/// From now on, calls `heard` for each signal that asks this process to end, on a thread of its own.
+pub(crate) fn listen(mut heard: impl FnMut(Stop) + Send + 'static) -> io::Result<()> {
+    let mut signals = iterator::Signals::new(ASKING)?;
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || signals.forever().for_each(|number| heard(asked(number))))
+        .map(drop)
+}
+
+/// Ends this process at once, as the signal would have if nobody had listened.
+pub(crate) fn end(how: Stop) -> ! {
+    let number = match how {
+        Stop::Interrupt => SIGINT,
+        Stop::User => SIGUSR1,
+        Stop::Terminate | Stop::Kill => SIGTERM,
+    };
+    let _ = emulate_default_handler(number);
+    std::process::exit(128 + number)
 }
 
 /// Makes the process that will be started one that [`stop`] reaches alone, with what it starts.
@@ -50,6 +83,7 @@ pub(crate) fn apart(command: &mut Command) {
 pub(crate) fn stop(process: &mut Child, how: Stop) {
     let signal = match how {
         Stop::Interrupt => Signal::INT,
+        Stop::User => Signal::USR1,
         Stop::Terminate => Signal::TERM,
         Stop::Kill => Signal::KILL,
     };

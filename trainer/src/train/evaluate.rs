@@ -5,6 +5,7 @@ use dropless_model::Model;
 use dropless_model::hf::WeightFiles;
 use dropless_model::nn::Tokens;
 
+use super::notice::Notice;
 use super::{inputs, ranks, state, step};
 use crate::collective::away;
 use crate::config::Config;
@@ -50,7 +51,8 @@ pub fn evaluate(config: &Config, weights: &WeightFiles, options: &TrainOptions) 
         let tokens = inputs::tokens(backend, config)?;
         let mut model = Model::new(backend, &config.model.architecture(), &config.inference(), &tokens)?;
         away(&[backend], || state::load(backend, &mut model, weights, None))?;
-        mean_losses(backend, config, &tokens, &model, &texts, 0)
+        let losses = mean_losses(backend, config, &tokens, &model, &texts, 0, &mut Undisturbed)?;
+        Ok(losses.unwrap_or_else(|| unreachable!("nobody broke it off")))
     })?;
     Ok(losses.map(|losses| described(&texts, losses)))
 }
@@ -74,7 +76,7 @@ pub(super) struct Mean {
     pub(super) targets: usize,
 }
 
-/// [`mean_loss`] of each validation set.
+/// [`mean_loss`] of each validation set; None if it was broken off.
 pub(super) fn mean_losses(
     backend: &dyn Backend,
     config: &Config,
@@ -82,12 +84,42 @@ pub(super) fn mean_losses(
     model: &Model,
     texts: &Texts,
     batches: usize,
-) -> Result<Vec<Mean>> {
-    let mean = |(_, text): &(String, Corpus)| mean_loss(backend, config, tokens, model, text, batches);
-    texts.validation.iter().map(mean).collect()
+    beside: &mut dyn Beside,
+) -> Result<Option<Vec<Mean>>> {
+    let mean =
+        |(_, text): &(String, Corpus)| mean_loss(backend, config, tokens, model, text, batches, beside).transpose();
+    texts
+        .validation
+        .iter()
+        .map_while(mean)
+        .collect::<Result<Vec<_>>>()
+        .map(|means| (means.len() == texts.validation.len()).then_some(means))
+}
+
+/// What goes on beside a validation.
+pub(super) trait Beside {
+    /// This rank's notice.
+    fn notice(&mut self) -> Result<Notice>;
+
+    /// Takes in the notices of all ranks; whether the validation goes on.
+    fn goes_on(&mut self, notices: &[Notice]) -> Result<bool>;
+}
+
+/// Nothing goes on beside it.
+struct Undisturbed;
+
+impl Beside for Undisturbed {
+    fn notice(&mut self) -> Result<Notice> {
+        Ok(Notice::default())
+    }
+
+    fn goes_on(&mut self, _notices: &[Notice]) -> Result<bool> {
+        Ok(true)
+    }
 }
 
 /// The mean loss over that many batches of the text, or over all of it for 0, in nats per token; the same on every rank.
+/// None if it was broken off.
 fn mean_loss(
     backend: &dyn Backend,
     config: &Config,
@@ -95,14 +127,19 @@ fn mean_loss(
     model: &Model,
     text: &Corpus,
     batches: usize,
-) -> Result<Mean> {
+    beside: &mut dyn Beside,
+) -> Result<Option<Mean>> {
     let train = &config.train;
     let limit = if batches == 0 { usize::MAX } else { batches };
     let (mut sum, mut count) = (0.0, 0);
     for batch in data::validation(text, train.sequence_length, train.micro_batch_size)?.take(limit) {
         let batch = batch?;
-        sum += f64::from(step::evaluate(backend, config, tokens, model, &batch)?);
+        let (loss, notices) = step::evaluate(backend, config, tokens, model, &batch, beside.notice()?)?;
+        if !beside.goes_on(&notices)? {
+            return Ok(None);
+        }
+        sum += f64::from(loss);
         count += batch.valid;
     }
-    Ok(Mean { loss: sum / count.max(1) as f64, targets: count })
+    Ok(Some(Mean { loss: sum / count.max(1) as f64, targets: count }))
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use dropless_core::Backend;
 use dropless_model::{Model, optimizer};
 
+use super::notice::Notice;
 use super::{inputs, ranks, state, step};
 use crate::checkpoint::digest;
 use crate::collective::{away, gather_bytes, said};
@@ -36,7 +37,7 @@ fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Mixture>, steps: u6
     let mut stream = Stream::new(text, train.sequence_length, train.seed, Position::default())?;
     for step in 1..=steps {
         let batch = stream.next_batch(train.batch_size)?;
-        let (_, gradients, counts) = step::gradients(backend, config, &tokens, &model, &batch)?;
+        let (_, gradients, counts) = step::gradients(backend, config, &tokens, &model, &batch, Notice::default())?;
         optimizer::update(
             backend,
             &mut model,
@@ -46,8 +47,11 @@ fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Mixture>, steps: u6
             schedule::step_numbers(train, step),
         )?;
     }
-    let (weights, optimizer) = state::tensors(backend, &model)?;
-    let mine: Vec<(String, [u8; 32])> = weights.iter().chain(&optimizer).map(|t| (t.name.clone(), t.hash())).collect();
+    let mut mine: Vec<(String, [u8; 32])> = Vec::new();
+    for (head, tensor) in state::part(backend, &model)?.into_iter().flatten() {
+        let values = backend.download::<f32>(&tensor)?;
+        mine.push((head.name.clone(), *head.hasher().update(bytemuck::cast_slice(&values)).finalize().as_bytes()));
+    }
     let mine = serde_json::to_vec(&mine).unwrap_or_else(|e| unreachable!("plain data: {e}"));
     let mut hashes: Vec<(String, [u8; 32])> = Vec::new();
     for (rank, theirs) in gather_bytes(backend, &mine)?.iter().enumerate() {

@@ -1,19 +1,25 @@
 //! Training: [`run`] drives every rank through the steps of a configuration.
 //!
-//! `inputs` brings batches to the device, `step` computes gradients, which the optimizer turns into new weights, `state` exchanges tensors with checkpoints, `ranks` runs the ranks of this process, `in_memory` leaves no files behind,
+//! `inputs` brings batches to the device, `step` computes gradients, which the optimizer turns into new weights, `notice`
+//! is what the ranks tell each other with it, `saver` writes checkpoints beside the steps from the copy in `staging`,
+//! `state` exchanges tensors with checkpoints, `ranks` runs the ranks of this process, `in_memory` leaves no files behind,
 //! `reference` computes another framework's model directory.
 
 mod evaluate;
 mod in_memory;
 mod inputs;
 mod need;
+mod notice;
 pub mod ranks;
 pub mod reference;
+mod saver;
+mod staging;
 pub mod state;
 mod step;
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::thread::Scope;
 use std::time::Instant;
 
 use dropless_core::{Backend, Error as CoreError, Group, Tensor};
@@ -27,7 +33,7 @@ pub use in_memory::steps_in_memory;
 pub use need::{Need, RankNeed, of_rank};
 pub use step::StepResult;
 
-use crate::checkpoint::{self, Checkpoint, Save, State};
+use crate::checkpoint::{self, Checkpoint, State};
 use crate::collective::{agree, away, broadcast, gather_number, same};
 use crate::config::{Config, DataConfig};
 use crate::data::{Kept, Position, Stream, Texts};
@@ -37,7 +43,11 @@ use crate::options::TrainOptions;
 use crate::output;
 use crate::progress::Progress;
 use crate::schedule;
-use evaluate::Mean;
+use crate::stop::{Reason, Request};
+use evaluate::{Beside, Mean};
+use notice::Notice;
+pub(crate) use saver::Completed;
+use saver::Saver;
 
 /// The file with a run's effective configuration; it is there as soon as the run has begun.
 pub const CONFIG: &str = "config.toml";
@@ -59,6 +69,8 @@ pub struct Summary {
     pub digest: String,
     /// The last checkpoint.
     pub checkpoint: PathBuf,
+    /// Why the run stopped before it was done; it can be resumed.
+    pub stopped: Option<Reason>,
 }
 
 /// What the ranks of this process share.
@@ -95,11 +107,12 @@ pub fn run_on(ranks: Vec<Box<dyn Backend>>, config: &Config, options: &TrainOpti
     need.check()?;
     let run = away(&all, || Run::load(config, options, need))?;
     let _lock = if ranks::lead(&ranks) { Some(lock(&options.out)?) } else { None };
-    let end = ranks::run(ranks, |backend| Rank::new(&run, backend)?.train())?;
-    Ok(end.map(|End { steps, loss, without_targets, validation, saved }| {
+    let end = ranks::run(ranks, |backend| std::thread::scope(|scope| Rank::new(&run, backend, scope)?.train()));
+    options.stop.set_training(false);
+    Ok(end?.map(|End { steps, loss, without_targets, validation, saved, stopped }| {
         let checkpoint::Saved { path: checkpoint, digest } = saved.expect("the first rank saves last");
         let validation = evaluate::described(&run.texts, validation);
-        Summary { steps, loss, without_targets, validation, digest, checkpoint }
+        Summary { steps, loss, without_targets, validation, digest, checkpoint, stopped }
     }))
 }
 
@@ -156,7 +169,7 @@ impl<'a> Run<'a> {
 }
 
 /// One rank's view of a run.
-struct Rank<'a> {
+struct Rank<'scope, 'a> {
     run: &'a Run<'a>,
     backend: &'a dyn Backend,
     tokens: Tokens,
@@ -164,10 +177,9 @@ struct Rank<'a> {
     stream: Stream,
     done: u64,
     report: Option<Report>,
-    /// The last checkpoint, on the first rank.
-    saved: Option<checkpoint::Saved>,
-    /// Its step, on every rank.
-    saved_step: Option<u64>,
+    saver: Saver<'scope, 'a>,
+    /// Why all ranks stop after the present step.
+    stopped: Option<Reason>,
 }
 
 /// What the first rank tells the world.
@@ -183,10 +195,30 @@ struct End {
     without_targets: u64,
     validation: Vec<Mean>,
     saved: Option<checkpoint::Saved>,
+    stopped: Option<Reason>,
 }
 
-impl<'a> Rank<'a> {
-    fn new(run: &'a Run<'a>, backend: &'a dyn Backend) -> Result<Rank<'a>> {
+/// The checkpoint and the wish to stop, while something else goes on.
+struct Watch<'w, 'scope, 'a> {
+    saver: &'w mut Saver<'scope, 'a>,
+    request: &'w Request,
+    stopped: &'w mut Option<Reason>,
+}
+
+impl Beside for Watch<'_, '_, '_> {
+    fn notice(&mut self) -> Result<Notice> {
+        Ok(Notice { stop: self.request.asked(), part: self.saver.part() })
+    }
+
+    fn goes_on(&mut self, notices: &[Notice]) -> Result<bool> {
+        self.saver.heard(notices)?;
+        *self.stopped = notice::stop(notices);
+        Ok(self.stopped.is_none())
+    }
+}
+
+impl<'scope, 'a> Rank<'scope, 'a> {
+    fn new(run: &'a Run<'a>, backend: &'a dyn Backend, scope: &'scope Scope<'scope, 'a>) -> Result<Rank<'scope, 'a>> {
         let (config, train) = (run.config, &run.config.train);
         same(backend, "configuration", config.to_toml().as_bytes())?;
         same(backend, "text", run.texts.record.hash().as_bytes())?;
@@ -195,15 +227,14 @@ impl<'a> Rank<'a> {
         let parts = config.model.architecture();
         let mut model = Model::new(backend, &parts, &config.options(), &tokens)?;
         let (mut position, mut done) = (Position::default(), 0);
-        let (mut saved, mut saved_step) = (None, None);
+        let mut saver = Saver::new(backend, scope, &model, &run.options.out, train.keep_checkpoints)?;
         away(&[backend], || match &from {
             None => state::begin(backend, &mut model, config),
             Some(from) => state::load(backend, &mut model, &from.mapped()?, Some(&from.optimizer)),
         })?;
         if let Some(Checkpoint { path, state, digest, .. }) = from {
             (position, done) = (state.position, state.step);
-            saved_step = Some(done);
-            saved = Some(checkpoint::Saved { path, digest });
+            saver.resumed(done, checkpoint::Saved { path, digest });
         }
         let stream = Stream::new(run.texts.train.clone(), train.sequence_length, train.seed, position)?;
         let report = if backend.caps().rank == 0 {
@@ -230,46 +261,60 @@ impl<'a> Rank<'a> {
         } else {
             None
         };
-        Ok(Rank { run, backend, tokens, model, stream, done, report, saved, saved_step })
+        Ok(Rank { run, backend, tokens, model, stream, done, report, saver, stopped: None })
     }
 
     fn train(mut self) -> Result<End> {
         let train = &self.run.config.train;
-        let (mut loss, mut without_targets) = (None, 0);
-        if self.saved_step.is_none() && train.steps == 0 {
-            self.save()?;
+        let (mut loss, mut without_targets, mut validation) = (None, 0, None);
+        self.run.options.stop.set_training(true);
+        if self.saver.step().is_none() && train.steps == 0 {
+            self.save(None)?;
         }
-        while self.done < train.steps {
+        while self.done < train.steps && self.stopped.is_none() {
             let mut record = self.step().map_err(Error::in_step(self.done + 1))?;
             loss = record.loss;
             without_targets += u64::from(record.loss.is_none());
             let last = self.done == train.steps;
-            let due = |interval: u64| interval > 0 && self.done.is_multiple_of(interval);
-            if due(train.eval_interval) && !last {
-                let losses = self.validate(train.eval_batches).map_err(Error::in_step(self.done))?;
-                record.validation = evaluate::described(&self.run.texts, losses);
+            let done = self.done;
+            let due = |interval: u64| interval > 0 && done.is_multiple_of(interval);
+            if self.stopped.is_none() && (due(train.eval_interval) || last) {
+                let batches = if last { 0 } else { train.eval_batches };
+                let losses = self.validate(batches).map_err(Error::in_step(self.done))?;
+                record.validation = losses.clone().map_or_else(Vec::new, |l| evaluate::described(&self.run.texts, l));
+                validation = losses.filter(|_| last);
             }
             if let Some(report) = &mut self.report {
-                report.metrics.write(&record)?;
-                report.progress.step(&record);
-                for set in &record.validation {
-                    let of =
-                        if set.name == DataConfig::VALIDATION { String::new() } else { format!(" of {}", set.name) };
-                    report.progress.note(&format!("step {}: validation loss{of} {:.4}", record.step, set.loss));
-                }
+                report.write(&record, last)?;
             }
-            if due(train.checkpoint_interval) || last {
-                self.save().map_err(Error::in_step(self.done))?;
-                if let (Some(report), Some(saved)) = (&mut self.report, &self.saved) {
-                    report.metrics.add_digest(&saved.digest)?;
-                }
+            if due(train.checkpoint_interval) || last || self.stopped.is_some() {
+                let validated = (!record.validation.is_empty()).then(|| overall(&record.validation));
+                self.save(validated).map_err(Error::in_step(self.done))?;
             }
+            self.tell_saved()?;
         }
-        let validation = self.validate(0).map_err(Error::in_step(self.done))?;
+        self.saver.settle().map_err(Error::in_step(self.done))?;
+        self.tell_saved()?;
+        // A run that was resumed where it ends.
+        if validation.is_none() && self.stopped.is_none() {
+            validation = self.validate(0).map_err(Error::in_step(self.done))?;
+        }
+        if let Some(reason) = self.stopped {
+            self.run.options.stop.stop(reason);
+        }
         if let Some(report) = &self.report {
             report.progress.finish();
         }
-        Ok(End { steps: self.done, loss, without_targets, validation, saved: self.saved })
+        let (validation, saved) = (validation.unwrap_or_default(), self.saver.last().cloned());
+        Ok(End { steps: self.done, loss, without_targets, validation, saved, stopped: self.stopped })
+    }
+
+    /// Reports a checkpoint that became complete.
+    fn tell_saved(&mut self) -> Result<()> {
+        match (&mut self.report, self.saver.news()) {
+            (Some(report), Some(completed)) => report.saved(&completed),
+            _ => Ok(()),
+        }
     }
 
     /// One optimizer step.
@@ -280,11 +325,15 @@ impl<'a> Rank<'a> {
         let (config, train) = (self.run.config, &self.run.config.train);
         let step = self.done + 1;
         let batch = self.stream.next_batch(train.batch_size)?;
-        let (result, gradients, counts) = step::gradients(self.backend, config, &self.tokens, &self.model, &batch)?;
+        let notice = self.watch().notice()?;
+        let (result, gradients, counts) =
+            step::gradients(self.backend, config, &self.tokens, &self.model, &batch, notice)?;
+        self.watch().goes_on(&result.notices)?;
         if !result.loss.is_finite() || !result.grad_norm.is_finite() {
             return Err(self.non_finite(step, &result, &gradients)?);
         }
         let numbers = schedule::step_numbers(train, step);
+        self.saver.before_update()?;
         optimizer::update(self.backend, &mut self.model, &train.adamw(), &gradients, &counts, numbers)?;
         self.backend.wait()?;
         self.done = step;
@@ -311,7 +360,9 @@ impl<'a> Rank<'a> {
 
     /// The error for a loss or a gradient norm that is not finite. Names the first weight that is not, of whatever rank, or
     /// else the first gradient; only the rank that has it reports more than a consequence.
-    fn non_finite(&self, step: u64, result: &StepResult, gradients: &Gradients) -> Result<Error> {
+    fn non_finite(&mut self, step: u64, result: &StepResult, gradients: &Gradients) -> Result<Error> {
+        // What led here is no fault of the checkpoint on its way.
+        self.saver.settle()?;
         let mut tensors: Vec<(String, Tensor)> =
             self.model.params.pieces()?.into_iter().map(|piece| (piece.name, piece.value)).collect();
         let gradients = gradients.sums.by_name(&self.model.params)?;
@@ -336,44 +387,60 @@ impl<'a> Rank<'a> {
         Ok(self.not_finite(step, name))
     }
 
-    /// The mean loss over that many batches of each validation set, or over all of it for 0.
-    fn validate(&self, batches: usize) -> Result<Vec<Mean>> {
-        let (config, texts) = (self.run.config, &self.run.texts);
-        let losses = evaluate::mean_losses(self.backend, config, &self.tokens, &self.model, texts, batches)?;
-        match losses.iter().all(|mean| mean.loss.is_finite()) {
+    fn watch(&mut self) -> Watch<'_, 'scope, 'a> {
+        Watch { saver: &mut self.saver, request: &self.run.options.stop, stopped: &mut self.stopped }
+    }
+
+    /// The mean loss over that many batches of each validation set, or over all of it for 0; None when the ranks are to
+    /// stop.
+    fn validate(&mut self, batches: usize) -> Result<Option<Vec<Mean>>> {
+        let (run, backend) = (self.run, self.backend);
+        let mut watch = Watch { saver: &mut self.saver, request: &run.options.stop, stopped: &mut self.stopped };
+        let losses =
+            evaluate::mean_losses(backend, run.config, &self.tokens, &self.model, &run.texts, batches, &mut watch)?;
+        match losses.iter().flatten().all(|mean| mean.loss.is_finite()) {
             true => Ok(losses),
-            false => Err(self.not_finite(self.done, "the validation loss".into())),
+            false => {
+                self.saver.settle()?;
+                Err(self.not_finite(self.done, "the validation loss".into()))
+            }
         }
     }
 
     /// The error for a tensor or number that is not finite.
     fn not_finite(&self, step: u64, tensor: String) -> Error {
-        let out = &self.run.options.out;
-        let checkpoint = self.saved_step.map_or("none".into(), |s| checkpoint::directory(out, s).display().to_string());
-        Error::NonFinite { step, tensor, checkpoint }
+        Error::NonFinite { step, tensor, checkpoint: self.saver.place() }
     }
 
-    fn save(&mut self) -> Result<()> {
-        let run = self.run;
-        let (weights, optimizer) = away(&[self.backend], || {
-            let (weights, optimizer) = state::tensors(self.backend, &self.model)?;
-            // A step may end with a finite loss and weights that overflowed; such a checkpoint must not displace a good one.
-            match weights.iter().chain(&optimizer).find(|tensor| !tensor.is_finite()) {
-                Some(bad) => Err(self.not_finite(self.done, bad.name.clone())),
-                None => Ok((weights, optimizer)),
-            }
-        })?;
-        let (position, text) = (self.stream.position(), run.texts.record.clone());
-        let state = State { step: self.done, position, text, config: run.config.clone() };
-        let save = Save {
-            out: &run.options.out,
-            weights: &weights,
-            optimizer: &optimizer,
-            state: &state,
-            keep: run.config.train.keep_checkpoints,
-        };
-        self.saved = checkpoint::save(self.backend, &save)?;
-        self.saved_step = Some(self.done);
+    /// Begins a checkpoint.
+    fn save(&mut self, validation_loss: Option<f64>) -> Result<()> {
+        let (position, text) = (self.stream.position(), self.run.texts.record.clone());
+        let state = State { step: self.done, position, text, config: self.run.config.clone(), validation_loss };
+        self.saver.begin(&self.model, state)
+    }
+}
+
+impl Report {
+    /// A step; the last one's validation is told in the end.
+    fn write(&mut self, record: &Record, last: bool) -> Result<()> {
+        self.metrics.write(record)?;
+        self.progress.step(record);
+        for set in record.validation.iter().filter(|_| !last) {
+            let of = if set.name == DataConfig::VALIDATION { String::new() } else { format!(" of {}", set.name) };
+            self.progress.note(&format!("step {}: validation loss{of} {:.4}", record.step, set.loss));
+        }
+        Ok(())
+    }
+
+    fn saved(&mut self, completed: &Completed) -> Result<()> {
+        let Completed { step, bytes, copy, write, .. } = completed;
+        self.metrics.saved(completed)?;
+        self.progress.note(&format!(
+            "step {step}: checkpoint of {:.1} MB, copied in {:.2} s, on disk after {:.2} s",
+            *bytes as f64 / 1e6,
+            copy.as_secs_f64(),
+            write.as_secs_f64()
+        ));
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ use dropless_model::architecture::Feed;
 use dropless_model::{Architecture, Model, optimizer};
 
 use super::inputs::{self, Scales};
+use super::notice::Notice;
 use super::step;
 use crate::backends::{self, Place};
 use crate::config::{Config, Format, Tokenizer};
@@ -97,7 +98,7 @@ pub fn of_rank(config: &Config, caps: &Caps, place: &Place) -> Result<RankNeed> 
     let micro_batches = (train.batch_size / train.micro_batch_size).min(2);
     let blank = || inputs::blank(dry, count, has_next);
     let (_, gradients, counts) =
-        step::accumulate(dry, config, &tokens, &model, scales, (0..micro_batches).map(|_| blank()))?;
+        step::accumulate(dry, config, &tokens, &model, scales, (0..micro_batches).map(|_| blank()), Notice::default())?;
     optimizer::update(dry, &mut model, &train.adamw(), &gradients, &counts, schedule::step_numbers(train, 1))?;
     drop((gradients, counts));
     model.evaluate(dry, &tokens, &inputs::blank(dry, count, false)?)?;
@@ -148,9 +149,10 @@ impl Need {
 
         let rank = of_rank(config, caps, &place)?;
         let Saved { replicated, experts, largest } = rank.saved;
-        // Ranks in one process save together what several processes save each for itself.
-        let savers = (caps.size(Group::Experts) as u64).min(count);
-        let checkpoint = replicated + experts * savers + largest * count;
+        // Ranks that hold the same tensors share out their copies, in whole tensors.
+        let shared_by = |group: Group| caps.size(group).max(1) as u64;
+        let share = (replicated / shared_by(Group::World)).saturating_add(experts / shared_by(Group::Replicas));
+        let checkpoint = share.saturating_add(3 * largest).saturating_mul(count);
         let device = rank.most.device.saturating_mul(count);
         let pinned = rank.most.host.saturating_mul(count);
         let shared = if place.in_host_memory { device } else { 0 };
@@ -256,7 +258,7 @@ impl fmt::Display for Need {
         row("offloaded activations of a rank", rank.most.host)?;
         row("text", self.text)?;
         row("batch", self.batch)?;
-        row("checkpoint", self.checkpoint)?;
+        row("copy for checkpoints", self.checkpoint)?;
         row("program", self.program)?;
         let ranks = if self.ranks == 1 { "1 rank".into() } else { format!("{} ranks", self.ranks) };
         if !self.place.in_host_memory {

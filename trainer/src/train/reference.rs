@@ -6,6 +6,7 @@ use dropless_core::ops::NONE;
 use dropless_core::{Backend, DType, Group, NumericModel};
 
 use super::inputs::{Scales, tokens, upload};
+use super::notice::Notice;
 use super::{ranks, state, step};
 use dropless_model::architecture::Feed;
 use dropless_model::collective::gather;
@@ -107,7 +108,7 @@ fn on_rank(
     let logits = backend.download(&model.logits(backend, &tokens, &inputs)?)?;
     let mut out = vec![(LOGITS.to_owned(), logits)];
     if with_gradients {
-        let (result, gradients, _) = step::gradients(backend, config, &tokens, &model, batch)?;
+        let (result, gradients, _) = step::gradients(backend, config, &tokens, &model, batch, Notice::default())?;
         out.push((LOSS.to_owned(), vec![result.loss]));
         for (name, gradient) in gradients.sums.by_name(&model.params)? {
             let name = format!("{GRADIENT}{}", layout::fused(&parts.names, &name));
@@ -118,7 +119,7 @@ fn on_rank(
             }
         }
     } else {
-        let sum = step::evaluate(backend, config, &tokens, &model, batch)?;
+        let (sum, _) = step::evaluate(backend, config, &tokens, &model, batch, Notice::default())?;
         out.push((LOSS.to_owned(), vec![sum * scales.loss]));
     }
     for (name, values) in &mut out {

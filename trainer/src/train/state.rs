@@ -3,7 +3,9 @@
 use dropless_core::{Backend, Group, Tensor};
 
 use dropless_model::Model;
-use dropless_model::hf::{ModelDir, NamedTensor, TensorFiles, WeightFiles};
+use dropless_model::hf::tensors::Head;
+use dropless_model::hf::{ModelDir, TensorFiles, WeightFiles};
+use safetensors::Dtype;
 
 use crate::config::Config;
 use crate::error::Result;
@@ -59,26 +61,35 @@ pub fn load(
     Ok(model.refresh(backend)?)
 }
 
-/// This rank's part of a checkpoint: weights and optimizer state. Replicated tensors are the first rank's to save, and
-/// experts the first replica's.
+/// This rank's part of a checkpoint: names and f32 tensors of the weights and of the optimizer state. The ranks that hold
+/// the same tensors, which is all of them for replicated ones, share them out in equal parts.
 ///
 /// # Errors
 /// Those of the backend.
-pub fn tensors(backend: &dyn Backend, model: &Model) -> Result<(Vec<NamedTensor>, Vec<NamedTensor>)> {
+pub fn part(backend: &dyn Backend, model: &Model) -> Result<[Vec<(Head, Tensor)>; 2]> {
+    let pieces = model.params.pieces()?;
+    let total = |replicated| pieces.iter().filter(|p| p.replicated == replicated).map(|p| p.value.len()).sum::<usize>();
     let (mut weights, mut optimizer) = (Vec::new(), Vec::new());
-    for piece in model.params.pieces()? {
-        let group = if piece.replicated { Group::World } else { Group::Replicas };
-        if backend.caps().place(group) != 0 {
-            continue;
+    let mut share = |group: Group, replicated: bool| -> Result<()> {
+        let (place, ranks) = (backend.caps().place(group), backend.caps().size(group));
+        let each = total(replicated).div_ceil(ranks);
+        let mut before = 0;
+        for piece in pieces.iter().filter(|piece| piece.replicated == replicated) {
+            let owner = before / each.max(1);
+            before += piece.value.len();
+            if owner != place {
+                continue;
+            }
+            let head = |name: String| Head { name, dtype: Dtype::F32, shape: piece.shape.clone() };
+            if let Some(moments) = model.state.as_ref().map(|state| state.moments(piece)).transpose()?.flatten() {
+                optimizer.push((head(first_moment(&piece.name)), moments.m));
+                optimizer.push((head(second_moment(&piece.name)), moments.v));
+            }
+            weights.push((head(piece.name.clone()), piece.value.clone()));
         }
-        let named = |name: String, tensor: &Tensor| -> Result<NamedTensor> {
-            Ok(NamedTensor::f32(name, &piece.shape, &backend.download::<f32>(tensor)?))
-        };
-        if let Some(moments) = model.state.as_ref().map(|state| state.moments(&piece)).transpose()?.flatten() {
-            optimizer.push(named(first_moment(&piece.name), &moments.m)?);
-            optimizer.push(named(second_moment(&piece.name), &moments.v)?);
-        }
-        weights.push(named(piece.name.clone(), &piece.value)?);
-    }
-    Ok((weights, optimizer))
+        Ok(())
+    };
+    share(Group::World, true)?;
+    share(Group::Replicas, false)?;
+    Ok([weights, optimizer])
 }

@@ -9,6 +9,7 @@ use dropless_model::optimizer::{self, Gradients};
 use dropless_model::{Inputs, Model};
 
 use super::inputs::{Scales, upload};
+use super::notice::Notice;
 use crate::config::Config;
 use crate::data::Batch;
 use crate::error::Result;
@@ -26,9 +27,11 @@ pub struct StepResult {
     pub grad_norm: f32,
     /// Choices of each expert in each MoE layer.
     pub counts: Vec<Vec<u64>>,
+    /// What the ranks had to tell when the step's sums were gathered.
+    pub(super) notices: Vec<Notice>,
 }
 
-/// Sums over tokens that are added on the device, f32 `[kinds, shards]`.
+/// Sums over tokens that are added on the device, f32 `[kinds, shards]`. One more row takes this rank's notice along.
 struct Totals<'a> {
     backend: &'a dyn Backend,
     shards: usize,
@@ -39,39 +42,45 @@ const LOSS: usize = 0;
 const NEXT: usize = 1;
 const BALANCE: usize = 2;
 const KINDS: usize = 3;
+const NOTICE: usize = KINDS;
+const ROWS: usize = KINDS + 1;
 
 impl<'a> Totals<'a> {
     fn new(backend: &'a dyn Backend, shards: usize) -> Result<Totals<'a>> {
-        let sums = backend.alloc(DType::F32, &[KINDS, shards], Memory::Device)?;
+        let sums = backend.alloc(DType::F32, &[ROWS, shards], Memory::Device)?;
         Fill { out: &sums, value: 0.0 }.run(backend)?;
         Ok(Totals { backend, shards, sums })
     }
 
     /// Adds the sums of x (equal parts of which belong to the shards) to one kind.
     fn add(&mut self, kind: usize, x: &Tensor) -> Result<()> {
-        let parts = self.backend.alloc(DType::F32, &[KINDS, self.shards], Memory::Device)?;
+        let parts = self.backend.alloc(DType::F32, &[ROWS, self.shards], Memory::Device)?;
         Fill { out: &parts, value: 0.0 }.run(self.backend)?;
         let out = parts.index(kind)?.reshape(&[self.shards, 1])?;
         SumRows { x: &x.reshape(&[x.len(), 1])?, out: &out }.run(self.backend)?;
-        let sums = self.backend.alloc(DType::F32, &[KINDS, self.shards], Memory::Device)?;
+        let sums = self.backend.alloc(DType::F32, &[ROWS, self.shards], Memory::Device)?;
         Add { a: &self.sums, b: &parts, c: None, out: &sums }.run(self.backend)?;
         self.sums = sums;
         Ok(())
     }
 
-    /// The sums over all ranks' shards, along the tree.
-    fn read(&self) -> Result<[f32; KINDS]> {
+    /// The sums over all ranks' shards, along the tree, and every rank's notice.
+    fn read(&self, notice: Notice) -> Result<([f32; KINDS], Vec<Notice>)> {
+        Fill { out: &self.sums.index(NOTICE)?, value: notice.code() }.run(self.backend)?;
         let all: Vec<f32> = self.backend.download(&gather(self.backend, Group::World, &self.sums)?)?;
         let ranks = self.backend.caps().ranks;
         let value = |kind: usize, shard: usize| {
             let (rank, local) = (shard / self.shards, shard % self.shards);
-            all[(rank * KINDS + kind) * self.shards + local]
+            all[(rank * ROWS + kind) * self.shards + local]
         };
-        Ok(std::array::from_fn(|kind| tree(0, ranks * self.shards, &|shard| Some(value(kind, shard))).unwrap_or(0.0)))
+        let sum = |kind| tree(0, ranks * self.shards, &|shard| Some(value(kind, shard))).unwrap_or(0.0);
+        let notices = (0..ranks).map(|rank| Notice::of(value(NOTICE, rank * self.shards))).collect();
+        Ok((std::array::from_fn(sum), notices))
     }
 }
 
-/// Forward and backward of a whole batch and the reduction over the ranks. The weights stay as they are.
+/// Forward and backward of a whole batch and the reduction over the ranks, which takes this rank's notice along. The
+/// weights stay as they are.
 ///
 /// # Errors
 /// Those of the ops and of the ranks.
@@ -81,6 +90,7 @@ pub(super) fn gradients(
     tokens: &Tokens,
     model: &Model,
     batch: &Batch,
+    notice: Notice,
 ) -> Result<(StepResult, Gradients, Vec<Tensor>)> {
     let train = &config.train;
     let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
@@ -90,7 +100,7 @@ pub(super) fn gradients(
         let share = batch.share(train.micro_batch_size, micro, rank, ranks);
         upload(backend, share, batch.sequence, scales)
     });
-    accumulate(backend, config, tokens, model, scales, micro_batches)
+    accumulate(backend, config, tokens, model, scales, micro_batches, notice)
 }
 
 /// The same of micro-batches on the device, each of which is made when the one before is done.
@@ -104,6 +114,7 @@ pub(super) fn accumulate(
     model: &Model,
     scales: Scales,
     micro_batches: impl Iterator<Item = Result<Inputs>>,
+    notice: Notice,
 ) -> Result<(StepResult, Gradients, Vec<Tensor>)> {
     let train = &config.train;
     model.clear_gradients(backend)?;
@@ -124,7 +135,7 @@ pub(super) fn accumulate(
     for balancing in model.balancing() {
         counts.push(gather(backend, Group::World, &balancing.counts)?);
     }
-    let sums = totals.read()?;
+    let (sums, notices) = totals.read(notice)?;
     let clip: Vec<f32> = backend.download(&gradients.clip)?;
     let result = StepResult {
         loss: sums[LOSS] * scales.loss,
@@ -132,6 +143,7 @@ pub(super) fn accumulate(
         balance_loss: sums[BALANCE],
         grad_norm: clip[0],
         counts: counts.iter().map(|c| read_counts(backend, c)).collect::<Result<_>>()?,
+        notices,
     };
     Ok((result, gradients, counts))
 }
@@ -149,7 +161,7 @@ fn read_counts(backend: &dyn Backend, counts: &Tensor) -> Result<Vec<u64>> {
     Ok(sums)
 }
 
-/// The sum of the losses of a batch's tokens; the same on every rank.
+/// The sum of the losses of a batch's tokens, and the ranks' notices; the same on every rank.
 ///
 /// # Errors
 /// Those of the ops and of the ranks.
@@ -159,7 +171,8 @@ pub(super) fn evaluate(
     tokens: &Tokens,
     model: &Model,
     batch: &Batch,
-) -> Result<f32> {
+    notice: Notice,
+) -> Result<(f32, Vec<Notice>)> {
     let train = &config.train;
     let (rank, ranks) = (backend.caps().rank, backend.caps().ranks);
     let mut totals = Totals::new(backend, tokens.shards())?;
@@ -169,7 +182,8 @@ pub(super) fn evaluate(
         let inputs = upload(backend, share, batch.sequence, scales)?;
         totals.add(LOSS, &model.evaluate(backend, tokens, &inputs)?)?;
     }
-    Ok(totals.read()?[LOSS])
+    let (sums, notices) = totals.read(notice)?;
+    Ok((sums[LOSS], notices))
 }
 
 #[cfg(test)]
@@ -202,9 +216,9 @@ mod tests {
         let parts = config.model.architecture();
         let mut model = Model::new(backend, &parts, &config.options(), &tokens).unwrap();
         model.initialise(backend, 1, 0.3).unwrap();
-        let (result, ..) = gradients(backend, &config, &tokens, &model, &batch()).unwrap();
+        let (result, ..) = gradients(backend, &config, &tokens, &model, &batch(), Notice::default()).unwrap();
         // The same from the losses of the tokens: the sum over the targets, whatever micro-batch they are in.
-        let sum = evaluate(backend, &config, &tokens, &model, &batch()).unwrap();
+        let (sum, _) = evaluate(backend, &config, &tokens, &model, &batch(), Notice::default()).unwrap();
         assert!((result.loss - sum / 4.0).abs() < 1e-6 * result.loss, "{} {sum}", result.loss);
         [result.loss, result.grad_norm]
     }

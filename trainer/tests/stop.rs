@@ -1,0 +1,159 @@
+//! Runs that are asked to stop: by signals, and by a time limit.
+
+#![cfg(unix)]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// A run of the small model. It takes some milliseconds a step.
+const RUN: &[&str] = &[
+    "train",
+    "--backend",
+    "host",
+    "--threads",
+    "1",
+    "--set",
+    "model.hidden_size=32",
+    "--set",
+    "model.num_hidden_layers=2",
+    "--set",
+    "train.batch_size=4",
+    "--set",
+    "train.micro_batch_size=4",
+    "--set",
+    "train.sequence_length=16",
+    "--set",
+    "train.eval_interval=0",
+    "--set",
+    "train.eval_batches=1",
+    "--set",
+    "train.checkpoint_interval=0",
+    "--set",
+    "train.warmup_steps=1",
+    "--set",
+    "train.sample_tokens=0",
+    "--set",
+    "data.validation_fraction=0.003",
+];
+
+fn command(out: &Path, steps: u64, more: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dropless"));
+    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    command.args(RUN).args(["--steps", &steps.to_string(), "--out"]).arg(out).args(more);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Waits until the run has done that many steps.
+fn reached(out: &Path, steps: usize) {
+    let started = Instant::now();
+    let done = || fs::read_to_string(out.join("metrics.jsonl")).map_or(0, |text| text.lines().count());
+    while done() < steps {
+        assert!(started.elapsed() < Duration::from_secs(60), "step {steps} is not reached");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn signal(process: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &process.id().to_string()]).status().unwrap().success());
+}
+
+fn printed(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+fn digest(output: &Output) -> String {
+    let text = printed(output);
+    text.lines().find_map(|line| line.strip_prefix("digest ")).unwrap_or_else(|| panic!("{text}")).to_owned()
+}
+
+/// The steps of the checkpoints of a run.
+fn checkpoints(out: &Path) -> Vec<u64> {
+    let entries = fs::read_dir(out.join("checkpoints")).unwrap();
+    let mut steps: Vec<u64> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap().strip_prefix("step-").unwrap().parse().unwrap())
+        .collect();
+    steps.sort_unstable();
+    steps
+}
+
+/// After how many steps a run that was stopped says it was; it has saved them.
+fn stopped_after(output: &Output, out: &Path, by: &str) -> u64 {
+    let text = printed(output);
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    let said = text.lines().find_map(|line| line.strip_prefix(&format!("stopped by {by} after step "))).unwrap();
+    let step = said.split(' ').next().unwrap().parse().unwrap();
+    assert_eq!(checkpoints(out).last(), Some(&step), "{text}");
+    step
+}
+
+#[test]
+fn f28_a_signal_ends_the_step_and_saves_and_the_run_goes_on_to_the_same_digest() {
+    let dir = TempDir::new().unwrap();
+    let whole = digest(&command(&dir.path().join("whole"), 60, &[]).output().unwrap());
+    for (name, by, ranks) in [("-TERM", "SIGTERM", "1"), ("-INT", "SIGINT", "2"), ("-USR1", "SIGUSR1", "4")] {
+        let out = dir.path().join(by);
+        let process = command(&out, 60, &["--ranks", ranks]).spawn().unwrap();
+        reached(&out, 3);
+        signal(&process, name);
+        let output = process.wait_with_output().unwrap();
+        let step = stopped_after(&output, &out, by);
+        assert!((3..60).contains(&step), "{step}");
+        assert!(printed(&output).contains(&format!("{by}: the run ends with this step")), "{}", printed(&output));
+        // With other ranks, even.
+        let resumed = command(&out, 60, &["--resume"]).output().unwrap();
+        assert_eq!((resumed.status.code(), digest(&resumed)), (Some(0), whole.clone()));
+    }
+}
+
+#[test]
+fn f28_a_second_signal_ends_the_run_at_once() {
+    use std::os::unix::process::ExitStatusExt;
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("run");
+    // Steps that take long enough for both signals.
+    let slow =
+        ["--set", "train.batch_size=512", "--set", "train.micro_batch_size=512", "--set", "train.sequence_length=128"];
+    let process = command(&out, 1000, &slow).spawn().unwrap();
+    reached(&out, 1);
+    signal(&process, "-TERM");
+    std::thread::sleep(Duration::from_millis(400));
+    signal(&process, "-TERM");
+    let output = process.wait_with_output().unwrap();
+    // The first may have been in time for the end of a step.
+    assert!(output.status.signal() == Some(15) || output.status.code() == Some(3), "{}", printed(&output));
+}
+
+#[test]
+fn f28_a_time_limit_ends_the_step_and_saves() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("run");
+    let output = command(&out, 1_000_000, &["--time-limit", "2s"]).output().unwrap();
+    let step = stopped_after(&output, &out, "the time limit");
+    assert!(step > 0);
+    let more = (step + 2).to_string();
+    let resumed = command(&out, step + 2, &["--resume"]).output().unwrap();
+    assert!(printed(&resumed).contains(&format!("step {more}/{more}")), "{}", printed(&resumed));
+    for wrong in ["2", "1x", "0s", "5m2h"] {
+        let output = command(&out, 9, &["--time-limit", wrong]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(printed(&output).contains("such as 2h30m"), "{}", printed(&output));
+    }
+}
+
+#[test]
+fn f28_the_processes_of_a_launch_are_told_and_their_code_is_passed_on() {
+    let launch = |line: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dropless"));
+        command.args(["launch", "--nproc", "2", "--program", "sh", "--", "-c", line]);
+        command.output().unwrap().status.code()
+    };
+    // The one that is stopped does not end the other.
+    assert_eq!(launch("if [ $RANK = 0 ]; then exit 3; else sleep 1; exit 3; fi"), Some(3));
+    assert_eq!(launch("if [ $RANK = 0 ]; then exit 3; else sleep 1; exit 2; fi"), Some(2));
+}
