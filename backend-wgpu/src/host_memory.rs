@@ -5,9 +5,10 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dropless_core::{DType, Error, Memory, Result, Tensor};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::BACKEND;
 use crate::buffer;
@@ -17,9 +18,21 @@ use crate::device::Gpu;
 #[derive(Debug, Default)]
 pub(crate) struct HostMemory {
     bytes: Mutex<Vec<u8>>,
-    /// Copies to here that are queued and not done.
-    pending: Mutex<usize>,
+    copies: Mutex<Copies>,
+    /// One of them has ended.
+    ended: Condvar,
 }
+
+/// Copies to here.
+#[derive(Debug, Default)]
+struct Copies {
+    /// Queued and not done.
+    pending: usize,
+    failed: bool,
+}
+
+/// How long the thread that has heard from the device takes to call back, at most.
+const CALLED_BACK: Duration = Duration::from_secs(10);
 
 /// A new tensor in host memory.
 pub(crate) fn alloc(dtype: DType, shape: &[usize]) -> Result<Tensor> {
@@ -31,7 +44,7 @@ pub(crate) fn alloc(dtype: DType, shape: &[usize]) -> Result<Tensor> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(len).map_err(|_| refused())?;
     bytes.resize(len, 0);
-    let storage = Arc::new(HostMemory { bytes: Mutex::new(bytes), pending: Mutex::default() });
+    let storage = Arc::new(HostMemory { bytes: Mutex::new(bytes), ..HostMemory::default() });
     Ok(Tensor::from_storage(storage, shape, dtype, Memory::Host))
 }
 
@@ -44,27 +57,32 @@ pub(crate) fn of(op: &'static str, tensor: &Tensor) -> Result<Arc<HostMemory>> {
 impl HostMemory {
     /// The bytes, after every copy to here is done.
     pub(crate) fn settled(&self, op: &'static str, gpu: &Gpu) -> Result<MutexGuard<'_, Vec<u8>>> {
-        if *self.pending.lock() > 0 {
+        if self.copies.lock().pending > 0 {
             gpu.wait(op)?;
         }
-        match *self.pending.lock() {
-            0 => Ok(self.bytes.lock()),
-            _ => Err(Error::Device { backend: BACKEND, op, what: "a copy to host memory did not end".into() }),
+        let mut copies = self.copies.lock();
+        // Another thread may have waited for the device, too, and not have called back yet.
+        self.ended.wait_while_for(&mut copies, |copies| copies.pending > 0 && !copies.failed, CALLED_BACK);
+        if copies.pending > 0 || copies.failed {
+            return Err(Error::Device { backend: BACKEND, op, what: "a copy to host memory did not end".into() });
         }
+        Ok(self.bytes.lock())
     }
 
     /// Takes the bytes from `begin` on of `staging` to the range `to` as soon as the device is done with it.
     pub(crate) fn receive(self: Arc<Self>, staging: wgpu::Buffer, begin: usize, to: Range<usize>) {
-        *self.pending.lock() += 1;
+        self.copies.lock().pending += 1;
         let slice = staging.clone();
         slice.slice(..).map_async(wgpu::MapMode::Read, move |mapped| {
-            // A failed mapping leaves the copy pending, which `settled` reports.
             let view = mapped.ok().and_then(|()| staging.slice(..).get_mapped_range().ok());
-            if let Some(view) = view {
+            if let Some(view) = &view {
                 let len = to.len();
                 self.bytes.lock()[to].copy_from_slice(&view[begin..begin + len]);
-                *self.pending.lock() -= 1;
             }
+            let mut copies = self.copies.lock();
+            copies.failed |= view.is_none();
+            copies.pending -= 1;
+            self.ended.notify_all();
         });
     }
 }

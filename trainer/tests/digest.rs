@@ -284,8 +284,8 @@ fn ranks_of_different_processes_leave_the_same_files() {
         // The second time they go on from the middle.
         std::fs::remove_dir_all(separate.path().join("checkpoints/step-000004")).unwrap();
     }
-    let lines = std::fs::read_to_string(separate.path().join("metrics.jsonl")).unwrap().lines().count();
-    assert_eq!(lines, 4);
+    let metrics = std::fs::read_to_string(separate.path().join("metrics.jsonl")).unwrap();
+    assert_eq!(metrics.lines().filter(|line| line.contains("\"loss\"")).count(), 4);
 }
 
 /// A [`Metered`] rank holds that it begins no exchange while it is busy by itself.

@@ -207,7 +207,7 @@ mod program {
         let output = limited(dir.path(), "--threads 1 --backend host --dry-run --out run");
         let table = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        for row in ["parameters ", "moments ", "gradients ", "checkpoint ", "host, 1 rank: "] {
+        for row in ["parameters ", "moments ", "gradients ", "copy of a rank for checkpoints ", "host, 1 rank: "] {
             assert!(table.lines().any(|line| line.trim_start().starts_with(row)), "{row}: {table}");
         }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);

@@ -1,18 +1,19 @@
 //! The memory of a run, known before anything is allocated.
 //!
 //! The model is built, and a step and a validation run, over [`Dry`], by the code that trains; so what a rank needs of its
-//! backend is what it will ask for. The rest is what the process holds beside: text, batch, checkpoint, names.
+//! backend is what it will ask for. The rest is what the process holds beside: text, batch, names.
 
 use std::fmt;
 use std::path::Path;
 
 use dropless_core::dry::{Bytes, Dry};
-use dropless_core::{Backend, Caps, Group};
+use dropless_core::{Backend, Caps};
 use dropless_model::architecture::Feed;
 use dropless_model::{Architecture, Model, optimizer};
 
 use super::inputs::{self, Scales};
 use super::notice::Notice;
+use super::staging::Staging;
 use super::step;
 use crate::backends::{self, Place};
 use crate::config::{Config, Format, Tokenizer};
@@ -45,20 +46,12 @@ pub struct RankNeed {
     pub working: u64,
     /// The largest exchange: what it sends, receives and stages; a part of the working memory.
     pub exchange: u64,
-    /// All of it in each memory: host memory holds offloaded activations.
+    /// The copy of weights and moments from which the rank's part of a checkpoint is written, in host memory.
+    pub staged: u64,
+    /// All of it in each memory: host memory holds that copy, and offloaded activations.
     pub most: Bytes,
-    /// Weights and moments that the rank saves, on the first rank.
-    saved: Saved,
     /// Tensors with a name.
     pieces: u64,
-}
-
-/// Bytes of a checkpoint.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Saved {
-    replicated: u64,
-    experts: u64,
-    largest: u64,
 }
 
 /// The memory of a run: of one of its ranks, and of this process.
@@ -74,7 +67,6 @@ pub struct Need {
     pub host: u64,
     text: u64,
     batch: u64,
-    checkpoint: u64,
     program: u64,
     place: Place,
     may_use: Option<system::Limit>,
@@ -91,6 +83,7 @@ pub fn of_rank(config: &Config, caps: &Caps, place: &Place) -> Result<RankNeed> 
     let mut model = Model::new(dry, &parts, &config.options(), &tokens)?;
     model.refresh(dry)?;
     let held = dry.live().device;
+    let staging = Staging::new(dry, &model)?;
 
     let (count, has_next) = (tokens.count(), parts.next.is_some());
     let scales = Scales::new(&crate::data::Batch::new(1), has_next.then_some(train.mtp_loss_coefficient));
@@ -114,17 +107,11 @@ pub fn of_rank(config: &Config, caps: &Caps, place: &Place) -> Result<RankNeed> 
         gradients,
         working: most.device.saturating_sub(held),
         exchange: dry.most_exchanged(),
+        staged: staging.bytes(),
         most,
         ..RankNeed::default()
     };
-    for piece in model.params.pieces()? {
-        let bytes = piece.value.bytes() as u64;
-        let all = if model.state.as_ref().map(|s| s.moments(&piece)).transpose()?.flatten().is_some() { 3 } else { 1 };
-        let kind = if piece.replicated { &mut need.saved.replicated } else { &mut need.saved.experts };
-        *kind += all * bytes;
-        need.saved.largest = need.saved.largest.max(bytes);
-        need.pieces += 1;
-    }
+    need.pieces = model.params.pieces()?.len() as u64;
     Ok(need)
 }
 
@@ -148,18 +135,14 @@ impl Need {
         fits("the host", least_host, may_use.map(|l| l.bytes), may_use.map_or("", |l| l.of), true)?;
 
         let rank = of_rank(config, caps, &place)?;
-        let Saved { replicated, experts, largest } = rank.saved;
-        // Ranks that hold the same tensors share out their copies, in whole tensors.
-        let shared_by = |group: Group| caps.size(group).max(1) as u64;
-        let share = (replicated / shared_by(Group::World)).saturating_add(experts / shared_by(Group::Replicas));
-        let checkpoint = share.saturating_add(3 * largest).saturating_mul(count);
+        let blocks = Staging::BLOCK_BYTES * count;
         let device = rank.most.device.saturating_mul(count);
         let pinned = rank.most.host.saturating_mul(count);
         let shared = if place.in_host_memory { device } else { 0 };
         let names = rank.pieces * NAMES * count;
-        let host = [program, text, batch, checkpoint, names, pinned, shared].into_iter().fold(0, u64::saturating_add);
-        let program = program + names;
-        Ok(Need { rank, ranks: count, device, host, text, batch, checkpoint, program, place, may_use })
+        let host = [program, text, batch, blocks, names, pinned, shared].into_iter().fold(0, u64::saturating_add);
+        let program = program + names + blocks;
+        Ok(Need { rank, ranks: count, device, host, text, batch, program, place, may_use })
     }
 
     /// Fails unless device and host can hold it.
@@ -255,10 +238,10 @@ impl fmt::Display for Need {
         row("activations and working memory", rank.working)?;
         row("  the largest exchange of it", rank.exchange)?;
         row("a rank, at most", rank.most.device)?;
-        row("offloaded activations of a rank", rank.most.host)?;
+        row("offloaded activations of a rank", rank.most.host.saturating_sub(rank.staged))?;
+        row("copy of a rank for checkpoints", rank.staged)?;
         row("text", self.text)?;
         row("batch", self.batch)?;
-        row("copy for checkpoints", self.checkpoint)?;
         row("program", self.program)?;
         let ranks = if self.ranks == 1 { "1 rank".into() } else { format!("{} ranks", self.ranks) };
         if !self.place.in_host_memory {

@@ -34,6 +34,9 @@ struct Staged {
 }
 
 impl<'a> Staging<'a> {
+    /// What a thread that writes holds beside it.
+    pub(super) const BLOCK_BYTES: u64 = (BLOCK * size_of::<f32>()) as u64;
+
     /// Takes the memory for this rank's part of the model.
     ///
     /// # Errors
@@ -50,6 +53,11 @@ impl<'a> Staging<'a> {
         });
         let memory = if len == 0 { None } else { Some(backend.alloc(DType::F32, &[len], Memory::Host)?) };
         Ok(Staging { backend, memory, tensors })
+    }
+
+    /// What it takes in host memory.
+    pub(super) fn bytes(&self) -> u64 {
+        self.memory.as_ref().map_or(0, |memory| memory.bytes() as u64)
     }
 
     /// Queues the copies. Until the event, nothing may change the model: [`Queue::Compute`] has to wait for it.
