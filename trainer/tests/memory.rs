@@ -153,7 +153,10 @@ fn f16_what_is_said_is_what_a_run_asks_for() {
     for (name, config, ranks, expert_parallel) in cases {
         let (said, asked) = said_and_asked(&config, ranks, expert_parallel);
         println!("{name}: {said:?} {asked:?}");
-        assert!(said[0] > 0 && asked.iter().all(|asked| *asked == said), "{name}: said {said:?}, asked {asked:?}");
+        // The ranks' parts of a checkpoint differ, and the largest counts.
+        let most = [0, 1].map(|memory| asked.iter().map(|asked| asked[memory]).max().unwrap());
+        let alike = asked.iter().all(|asked| asked[0] == said[0]);
+        assert!(said[0] > 0 && alike && most == said, "{name}: said {said:?}, asked {asked:?}");
     }
 }
 

@@ -48,7 +48,7 @@ fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Mixture>, steps: u6
         )?;
     }
     let mut mine: Vec<(String, [u8; 32])> = Vec::new();
-    for (head, tensor) in state::part(backend, &model)?.into_iter().flatten() {
+    for (head, tensor) in state::part(backend.caps(), &model)?.into_iter().flatten() {
         let values = backend.download::<f32>(&tensor)?;
         mine.push((head.name.clone(), *head.hasher().update(bytemuck::cast_slice(&values)).finalize().as_bytes()));
     }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::Path;
 
 use dropless_core::dry::{Bytes, Dry};
-use dropless_core::{Backend, Caps};
+use dropless_core::{Backend, Caps, DType, Memory};
 use dropless_model::architecture::Feed;
 use dropless_model::{Architecture, Model, optimizer};
 
@@ -83,7 +83,7 @@ pub fn of_rank(config: &Config, caps: &Caps, place: &Place) -> Result<RankNeed> 
     let mut model = Model::new(dry, &parts, &config.options(), &tokens)?;
     model.refresh(dry)?;
     let held = dry.live().device;
-    let staging = Staging::new(dry, &model)?;
+    let staged = dry.alloc(DType::F32, &[Staging::largest(caps, &model)?], Memory::Host)?;
 
     let (count, has_next) = (tokens.count(), parts.next.is_some());
     let scales = Scales::new(&crate::data::Batch::new(1), has_next.then_some(train.mtp_loss_coefficient));
@@ -107,7 +107,7 @@ pub fn of_rank(config: &Config, caps: &Caps, place: &Place) -> Result<RankNeed> 
         gradients,
         working: most.device.saturating_sub(held),
         exchange: dry.most_exchanged(),
-        staged: staging.bytes(),
+        staged: staged.bytes() as u64,
         most,
         ..RankNeed::default()
     };

@@ -6,7 +6,7 @@
 
 use dropless_core::backend::{Event, Queue};
 use dropless_core::ops::Offload;
-use dropless_core::{Backend, DType, Memory, Tensor};
+use dropless_core::{Backend, Caps, DType, Memory, Tensor};
 use dropless_model::Model;
 use dropless_model::hf::tensors::Head;
 
@@ -43,7 +43,7 @@ impl<'a> Staging<'a> {
     /// [`dropless_core::Error::Capacity`] when it is not there.
     pub(super) fn new(backend: &'a dyn Backend, model: &Model) -> Result<Staging<'a>> {
         let mut len = 0;
-        let tensors = state::part(backend, model)?.map(|tensors| {
+        let tensors = state::part(backend.caps(), model)?.map(|tensors| {
             let place = |(head, values): (Head, Tensor)| {
                 let staged = Staged { head, from: len };
                 len += values.len();
@@ -55,9 +55,16 @@ impl<'a> Staging<'a> {
         Ok(Staging { backend, memory, tensors })
     }
 
-    /// What it takes in host memory.
-    pub(super) fn bytes(&self) -> u64 {
-        self.memory.as_ref().map_or(0, |memory| memory.bytes() as u64)
+    /// How many values the largest part of any rank has.
+    ///
+    /// # Errors
+    /// As [`state::part`].
+    pub(super) fn largest(caps: &Caps, model: &Model) -> Result<usize> {
+        let of_rank = |rank| -> Result<usize> {
+            let part = state::part(&Caps { rank, ..caps.clone() }, model)?;
+            Ok(part.iter().flatten().map(|(_, values)| values.len()).sum())
+        };
+        (0..caps.ranks).try_fold(0, |most, rank| Ok(of_rank(rank)?.max(most)))
     }
 
     /// Queues the copies. Until the event, nothing may change the model: [`Queue::Compute`] has to wait for it.
@@ -68,7 +75,7 @@ impl<'a> Staging<'a> {
         let computed = self.backend.record(Queue::Compute)?;
         self.backend.wait_for(Queue::Offload, &computed)?;
         if let Some(memory) = &self.memory {
-            let values = state::part(self.backend, model)?.into_iter().flatten();
+            let values = state::part(self.backend.caps(), model)?.into_iter().flatten();
             for (staged, (_, values)) in self.tensors.iter().flatten().zip(values) {
                 let to = memory.slice(staged.from, staged.from + values.len())?;
                 Offload { from: &values, to: &to }.run(self.backend)?;

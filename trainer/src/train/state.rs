@@ -1,6 +1,6 @@
 //! A model's tensors to and from checkpoints.
 
-use dropless_core::{Backend, Group, Tensor};
+use dropless_core::{Backend, Caps, Group, Tensor};
 
 use dropless_model::Model;
 use dropless_model::hf::tensors::Head;
@@ -61,17 +61,17 @@ pub fn load(
     Ok(model.refresh(backend)?)
 }
 
-/// This rank's part of a checkpoint: names and f32 tensors of the weights and of the optimizer state. The ranks that hold
+/// A rank's part of a checkpoint: names and f32 tensors of the weights and of the optimizer state. The ranks that hold
 /// the same tensors, which is all of them for replicated ones, share them out in equal parts.
 ///
 /// # Errors
-/// Those of the backend.
-pub fn part(backend: &dyn Backend, model: &Model) -> Result<[Vec<(Head, Tensor)>; 2]> {
+/// A model whose parameters do not fit together.
+pub fn part(caps: &Caps, model: &Model) -> Result<[Vec<(Head, Tensor)>; 2]> {
     let pieces = model.params.pieces()?;
     let total = |replicated| pieces.iter().filter(|p| p.replicated == replicated).map(|p| p.value.len()).sum::<usize>();
     let (mut weights, mut optimizer) = (Vec::new(), Vec::new());
     let mut share = |group: Group, replicated: bool| -> Result<()> {
-        let (place, ranks) = (backend.caps().place(group), backend.caps().size(group));
+        let (place, ranks) = (caps.place(group), caps.size(group));
         let each = total(replicated).div_ceil(ranks);
         let mut before = 0;
         for piece in pieces.iter().filter(|piece| piece.replicated == replicated) {
