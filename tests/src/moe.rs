@@ -5,7 +5,7 @@ use dropless_core::host::{Host, HostOptions};
 use dropless_core::numerics::bf16;
 use dropless_core::numerics::philox::philox4x32;
 use dropless_core::numerics::reduce::tree;
-use dropless_core::ops::{Fill, Score};
+use dropless_core::ops::{Cast, Fill, Score};
 use dropless_core::{Backend, DType, Group, Memory, NumericModel, Result, Tensor};
 use dropless_model::moe::{Moe, MoeExperts, MoePolicy, MoeSaved, Recipe, Router};
 use dropless_model::nn::{Mlp, Tokens, Weight};
@@ -144,7 +144,13 @@ pub fn scaled(values: Vec<f32>, factor: f32) -> Vec<f32> {
 pub fn put(b: &dyn Backend, dtype: DType, shape: &[usize], values: &[f32]) -> Tensor {
     match dtype {
         DType::F32 => b.upload(dtype, shape, values).unwrap(),
-        _ => b.upload(dtype, shape, &values.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<u16>>()).unwrap(),
+        _ => {
+            // Rounded there, so that a backend of a single op has something to do.
+            let (x, out) =
+                (b.upload(DType::F32, shape, values).unwrap(), b.alloc(dtype, shape, Memory::Device).unwrap());
+            Cast { x: &x, out: &out }.run(b).unwrap();
+            out
+        }
     }
 }
 
