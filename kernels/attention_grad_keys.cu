@@ -179,6 +179,15 @@ __device__ __forceinline__ void key_alone(const Given& given, u64 token, u32 kv_
     }
 }
 
+// Other registers with the same values.
+__device__ __forceinline__ void copy(Factors& to, const Factors& from) {
+    // Unknown to the compiler, which would use the same registers.
+    u32 identity = 0x3210;
+    asm volatile("" : "+r"(identity));
+#pragma unroll
+    for (u32 i = 0; i < STEPS * 4; i++) to[i / 4][i % 4] = __byte_perm(from[i / 4][i % 4], 0, identity);
+}
+
 // Leaves the slopes of 64 keys with PART rows from `first` of a block on; the block's go to device memory with its last part.
 __device__ __forceinline__ void
 keep_slopes(const Given& given, u32 batch, const Factors& slopes, u32 first, const RowFacts& rows, u32 key_block) {
@@ -240,11 +249,14 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
         wgmma_commit();
     };
     const auto start_chains = [&] {
+        // While the tensor cores read the slopes, other registers are kept of them.
+        Factors kept;
+        if (KEEP && !OVERLAP) copy(kept, slopes);
         wgmma_begin(d_k, d_v, probabilities, slopes);
         if constexpr (GRAD_VALUES) multiply_steps<BLOCK, 0, STEPS>(d_v, probabilities, d_out_tile(before.stage), before_row);
         if constexpr (GRAD_KEYS) multiply_steps<BLOCK, 0, STEPS>(d_k, slopes, q_tile(before.stage), before_row);
         wgmma_commit();
-        if (KEEP) keep_slopes(given, work.batch, slopes, before_row, control().facts[before.stage], key_block);
+        if (KEEP && !OVERLAP) keep_slopes(given, work.batch, kept, before_row, control().facts[before.stage], key_block);
     };
     const auto end_chains = [&] {
         wgmma_wait<0>(d_k, d_v, probabilities, slopes);
@@ -264,6 +276,7 @@ __device__ __forceinline__ void consume(const Given& given, const Work& work) {
             } else {
                 probabilities_and_slopes<false>(probabilities, slopes, s, dp, rows, row, key, factor);
             }
+            if (KEEP && OVERLAP) keep_slopes(given, work.batch, slopes, row, rows, key_block);
             before = place;
             before_row = row;
             if (!OVERLAP) {

@@ -29,12 +29,14 @@ fn workplace() -> TempDir {
 /// Runs the program where it may have ever more threads, until it is done. What it said each time before.
 fn with_ever_more_threads(dir: &Path, arguments: &str) -> Vec<String> {
     let mut refusals = Vec::new();
-    for threads in 0..24_u64 {
+    for threads in 0..32_u64 {
         // Half a GiB is for all but stacks.
         let kib = (threads << 20) + (1 << 19);
         let line = format!("ulimit -v {kib} && exec {} {arguments}", env!("CARGO_BIN_EXE_dropless"));
         let mut command = Command::new("sh");
         command.args(["-c", &line]).env("RUST_MIN_STACK", (1 << 30).to_string()).env("RAYON_NUM_THREADS", "2");
+        // A run that began is not begun again.
+        let _ = fs::remove_dir_all(dir.join("run"));
         let output = command.current_dir(dir).output().unwrap();
         let error = String::from_utf8(output.stderr).unwrap();
         match output.status.code() {
@@ -62,8 +64,13 @@ fn f17_a_refused_thread_of_a_run_is_one_line() {
     let arguments = "train small.toml --backend host --threads 2 --ranks 4 --out run";
     let refusals = with_ever_more_threads(dir.path(), arguments);
     let ranks = ["no thread for rank 1: ", "no thread for rank 3: "];
-    let others =
-        ["no thread for what this program prints: ", "no thread for reading and hashing: ", "host: no threads: "];
+    let others = [
+        "no thread for what this program prints: ",
+        "no thread for reading and hashing: ",
+        "host: no threads: ",
+        "no thread for signals: ",
+        "no thread for writing a checkpoint: ",
+    ];
     assert_all(&refusals, &[&ranks[..], &others, &["no thread for rank 0: ", "no thread for rank 2: "]].concat());
 }
 

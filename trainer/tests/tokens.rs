@@ -268,7 +268,7 @@ fn f26_a_step_without_targets_has_no_loss_and_says_so() {
     let text = assert_done(&run(dir.path(), &[&set[..], &["--steps", "2"]].concat()));
     assert!(text.contains("warning: step 1: no token of the step has a target"), "{text}");
     assert!(text.contains("warning: 2 steps had no targets") && !text.contains("training loss"), "{text}");
-    for line in lines(dir.path()) {
+    for line in lines(dir.path()).iter().filter(|line| line.get("digest").is_none()) {
         assert_eq!((&line["loss"], &line["loss_bits"]), (&Value::Null, &Value::Null), "{line}");
         assert_eq!(line["warning"], "no token of the step has a target");
     }

@@ -3,7 +3,7 @@
 //!
 //! Per segment of the fraction f there are three coefficients; with x the bits of f below those that name the segment,
 //! the last places of the result are `(8192 c0 + constant + c1 x + c2 S(x)) >> 15`. S is the square of x as an array of
-//! partial products of which only those above a column are there, see [`square`].
+//! partial products of which only those above a column are there, see `square`.
 
 mod ex2;
 mod rcp;
