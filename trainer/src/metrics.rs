@@ -1,12 +1,15 @@
 //! What a run reports while it runs, and its file of that, `OUT/metrics.jsonl`.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use dropless_core::Timings;
-use serde::Serialize;
+use dropless_core::{Timings, files};
+use dropless_model::words::count;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 
 use crate::config::DataConfig;
 use crate::error::{Error, Result};
@@ -167,30 +170,56 @@ impl Record {
 pub struct Metrics {
     path: PathBuf,
     file: File,
+    /// Where the last line ends.
+    end: u64,
 }
 
+/// The name of the file.
+pub(crate) const METRICS: &str = "metrics.jsonl";
+
 impl Metrics {
-    /// Opens the file of the run in `out`, which goes on after step `done`: later lines, and one that was cut off, are
-    /// removed, so that each step is there once.
+    /// Makes the file of the run that begins in `out`.
     ///
     /// # Errors
-    /// [`Error::Io`].
-    pub fn open(out: &Path, done: u64) -> Result<Metrics> {
-        let path = out.join("metrics.jsonl");
-        if path.exists() {
-            let text = fs::read_to_string(&path).map_err(Error::io(&path))?;
-            let kept: String = text.split_inclusive('\n').filter(|line| is_before(line, done)).collect();
-            let temporary = out.join("metrics.jsonl.tmp");
-            fs::write(&temporary, kept).map_err(Error::io(&temporary))?;
-            fs::rename(&temporary, &path).map_err(Error::io(&path))?;
+    /// [`Error::Io`], also when it is there already.
+    pub fn begin(out: &Path) -> Result<Metrics> {
+        let path = out.join(METRICS);
+        let there = || Error::io(&path)(ErrorKind::AlreadyExists.into());
+        let file = files::make(&path)?.ok_or_else(there)?;
+        Ok(Metrics { path, file, end: 0 })
+    }
+
+    /// Opens the file of the run in `out`, which goes on after the checkpoint of step `done`. The lines of later steps are
+    /// removed, and one that was cut off, so that each step is there once; lines that are none of a step stay, and are
+    /// described.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] for what is no regular file, [`Error::Io`].
+    pub fn resume(out: &Path, done: u64) -> Result<(Metrics, Option<String>)> {
+        let path = out.join(METRICS);
+        let mut file = files::change(&path)?;
+        let size = file.metadata().map_err(Error::io(&path))?.len();
+        if size > LARGEST {
+            return Err(Error::checkpoint(
+                path,
+                format!("is damaged: it has {size} bytes, expected at most {LARGEST}"),
+            ));
         }
-        let open = || {
-            let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
-            file.seek(SeekFrom::End(0))?;
-            Ok(file)
-        };
-        let file = open().map_err(Error::io(&path))?;
-        Ok(Metrics { path, file })
+        let survey = Survey::of(&mut file, done).map_err(Error::io(&path))?;
+        if survey.cuts {
+            files::replace_with(&path, |kept| survey.copy(&mut file, kept))?;
+            file = files::change(&path)?;
+        }
+        let mut end = file.seek(SeekFrom::End(0)).map_err(Error::io(&path))?;
+        if survey.open_end {
+            file.write_all(b"\n").map_err(Error::io(&path))?;
+            end += 1;
+        }
+        let note = survey.first_foreign.map(|line| {
+            let lines = count(survey.foreign, "line");
+            format!("{}: kept {lines} not of a step, the first of them line {line}", path.display())
+        });
+        Ok((Metrics { path, file, end }, note))
     }
 
     /// Adds a line. Comes before the checkpoint of its step, so that a run that goes on from there has the line.
@@ -199,34 +228,131 @@ impl Metrics {
     /// [`Error::Io`].
     pub fn write(&mut self, record: &Record) -> Result<()> {
         let line = record.line() + "\n";
-        self.file.write_all(line.as_bytes()).map_err(Error::io(&self.path))
+        // Somebody else may have added lines.
+        let write = |file: &mut File| {
+            file.seek(SeekFrom::End(0))?;
+            file.write_all(line.as_bytes())?;
+            file.stream_position()
+        };
+        self.end = write(&mut self.file).map_err(Error::io(&self.path))?;
+        Ok(())
     }
 
-    /// Adds the digest of the checkpoint to the last line: the hash over all weights and optimizer state.
+    /// Adds the digest of the checkpoint to the last line: the hash over all weights and optimizer state. If somebody else
+    /// has added a line since, it is in the checkpoint alone.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn add_digest(&mut self, digest: &str) -> Result<()> {
         let end = format!(",\"digest\":\"{digest}\"}}\n");
-        let write = |file: &mut File| {
-            file.seek(SeekFrom::End(-LINE_END))?;
-            file.write_all(end.as_bytes())
+        let write = |file: &mut File, last: u64| {
+            if file.seek(SeekFrom::End(0))? == last {
+                file.seek(SeekFrom::End(-LINE_END))?;
+                file.write_all(end.as_bytes())?;
+            }
+            Ok(())
         };
-        write(&mut self.file).map_err(Error::io(&self.path))
+        write(&mut self.file, self.end).map_err(Error::io(&self.path))
     }
 }
 
 /// Length of the brace and the newline that end a line.
 const LINE_END: i64 = 2;
 
-/// Whether a line is whole and belongs to a step up to `done`.
-fn is_before(line: &str, done: u64) -> bool {
-    let step = serde_json::from_str::<serde_json::Value>(line).ok().and_then(|v| v.get("step")?.as_u64());
-    line.ends_with('\n') && step.is_some_and(|step| step <= done)
+/// The largest file, of tens of millions of steps.
+const LARGEST: u64 = 1 << 34;
+/// No line of a step is longer.
+const LONGEST_LINE: usize = 1 << 20;
+/// What a line of a step begins with.
+const LINE_START: &[u8] = b"{\"step\":";
+
+/// What every line of a step has.
+#[derive(Deserialize)]
+struct Step {
+    step: u64,
+    #[serde(rename = "loss")]
+    _loss: IgnoredAny,
+    #[serde(rename = "loss_bits")]
+    _loss_bits: IgnoredAny,
+}
+
+impl Step {
+    /// The step of a line; None for a line that is none of a step.
+    fn of(line: &[u8]) -> Option<u64> {
+        let text = std::str::from_utf8(line).ok().filter(|line| line.len() < LONGEST_LINE)?;
+        serde_json::from_str::<Step>(text).ok().map(|line| line.step)
+    }
+}
+
+/// What a file has to lose, and what it keeps, found without holding more than a line of it.
+#[derive(Debug, Default)]
+struct Survey {
+    kept: Vec<Range<u64>>,
+    /// Whether something goes.
+    cuts: bool,
+    /// Lines that are none of a step, and the number of the first.
+    foreign: u64,
+    first_foreign: Option<u64>,
+    /// Whether what is kept ends in the middle of a line.
+    open_end: bool,
+}
+
+impl Survey {
+    fn of(file: &mut File, done: u64) -> std::io::Result<Survey> {
+        let mut survey = Survey::default();
+        let mut reader = BufReader::new(file);
+        let (mut at, mut number) = (0, 0);
+        loop {
+            // A line of which no more than the longest is held.
+            let (from, mut line, mut whole) = (at, Vec::new(), false);
+            while !whole {
+                let part = reader.fill_buf()?;
+                if part.is_empty() {
+                    break;
+                }
+                let newline = part.iter().position(|&byte| byte == b'\n');
+                whole = newline.is_some();
+                let length = newline.map_or(part.len(), |newline| newline + 1);
+                line.extend_from_slice(&part[..length.min(LONGEST_LINE - line.len())]);
+                reader.consume(length);
+                at += length as u64;
+            }
+            if at == from {
+                return Ok(survey);
+            }
+            number += 1;
+            let step = if whole { Step::of(&line) } else { None };
+            let start = line.len().min(LINE_START.len());
+            let cut_off = !whole && line[..start] == LINE_START[..start];
+            if cut_off || step.is_some_and(|step| step > done) {
+                survey.cuts = true;
+                continue;
+            }
+            if step.is_none() {
+                survey.foreign += 1;
+                survey.first_foreign.get_or_insert(number);
+                survey.open_end = !whole;
+            }
+            match survey.kept.last_mut().filter(|last| last.end == from) {
+                Some(last) => last.end = at,
+                None => survey.kept.push(from..at),
+            }
+        }
+    }
+
+    /// Copies what is kept.
+    fn copy(&self, from: &mut File, to: &mut File) -> std::io::Result<()> {
+        for range in &self.kept {
+            from.seek(SeekFrom::Start(range.start))?;
+            std::io::copy(&mut Read::by_ref(from).take(range.end - range.start), to)?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::time::Duration;
 
     use super::*;
@@ -247,7 +373,7 @@ mod tests {
     #[test]
     fn a_line_has_the_bits_of_the_loss_and_no_dropped_token() {
         let out = tempfile::tempdir().unwrap();
-        let mut metrics = Metrics::open(out.path(), 0).unwrap();
+        let mut metrics = Metrics::begin(out.path()).unwrap();
         metrics.write(&record(7)).unwrap();
         metrics.add_digest("abc").unwrap();
         metrics.write(&record(8)).unwrap();
@@ -273,12 +399,13 @@ mod tests {
     #[test]
     fn a_resumed_run_replaces_the_lines_after_its_checkpoint() {
         let out = tempfile::tempdir().unwrap();
-        let mut metrics = Metrics::open(out.path(), 0).unwrap();
+        let mut metrics = Metrics::begin(out.path()).unwrap();
         for step in 1..=4 {
             metrics.write(&record(step)).unwrap();
         }
         metrics.file.write_all(b"{\"step\":5,\"lo").unwrap();
-        let mut metrics = Metrics::open(out.path(), 2).unwrap();
+        let (mut metrics, note) = Metrics::resume(out.path(), 2).unwrap();
+        assert_eq!(note, None);
         metrics.write(&record(3)).unwrap();
         metrics.add_digest("new").unwrap();
         let text = fs::read_to_string(out.path().join("metrics.jsonl")).unwrap();
@@ -288,5 +415,44 @@ mod tests {
             .collect();
         assert_eq!(steps, [1, 2, 3]);
         assert!(text.ends_with("\"digest\":\"new\"}\n"));
+    }
+
+    /// Lines of somebody else, among them one that is no text and one without an end.
+    #[test]
+    fn f18_foreign_lines_are_kept_and_said() {
+        let out = tempfile::tempdir().unwrap();
+        let path = out.path().join(METRICS);
+        let lines = |steps: &[u64]| steps.iter().map(|&step| record(step).line() + "\n").collect::<String>();
+        let foreign: &[u8] = b"{\"step\":9,\"mine\":1}\n\xff\xfe no text\n";
+        let before = [lines(&[1]).as_bytes(), foreign, lines(&[2, 3]).as_bytes(), b"# the end"].concat();
+        fs::write(&path, before).unwrap();
+        let (mut metrics, note) = Metrics::resume(out.path(), 2).unwrap();
+        assert!(note.unwrap().ends_with("metrics.jsonl: kept 3 lines not of a step, the first of them line 2"));
+        metrics.write(&record(3)).unwrap();
+        fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"# later\n").unwrap();
+        metrics.add_digest("lost").unwrap();
+        metrics.write(&record(4)).unwrap();
+        metrics.add_digest("new").unwrap();
+        let line = record(4).line();
+        let last = format!("{},\"digest\":\"new\"}}\n", line.strip_suffix('}').unwrap());
+        let after = [
+            lines(&[1]).as_bytes(),
+            foreign,
+            lines(&[2]).as_bytes(),
+            b"# the end\n",
+            lines(&[3]).as_bytes(),
+            b"# later\n",
+        ];
+        assert_eq!(fs::read(&path).unwrap(), [&after.concat(), last.as_bytes()].concat());
+    }
+
+    #[test]
+    fn f18_what_has_no_end_of_a_line_takes_no_memory() {
+        let out = tempfile::tempdir().unwrap();
+        let file = File::create(out.path().join(METRICS)).unwrap();
+        file.set_len(64 << 20).unwrap();
+        let (metrics, note) = Metrics::resume(out.path(), 0).unwrap();
+        assert!(note.unwrap().contains("kept 1 line not of a step"));
+        assert_eq!(metrics.end, (64 << 20) + 1);
     }
 }

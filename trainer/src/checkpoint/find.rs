@@ -1,18 +1,21 @@
 //! Finding the newest checkpoint that can be used, and reading one.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use dropless_core::files;
+use dropless_model::hf::WeightFiles;
 use dropless_model::hf::tensors::{self, TensorFiles};
-use dropless_model::hf::{WeightFiles, files};
 
 use super::{FOLDER, FORMAT, Manifest, STATE, State};
 use dropless_model::words::plain;
 
 use crate::error::{Error, Result};
 
-/// The longest record of a checkpoint: it has a line for each of its files.
-const LONGEST_STATE: u64 = 1 << 28;
+/// The longest record of a checkpoint: it has a line for each of its files. What it becomes in memory is many times
+/// larger.
+const LONGEST_STATE: u64 = 1 << 24;
 
 /// A complete, undamaged checkpoint.
 #[derive(Debug)]
@@ -128,7 +131,7 @@ pub fn newest(out: &Path) -> Result<Found> {
 }
 
 /// Complete checkpoints, the oldest first.
-pub(super) fn steps(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+pub(crate) fn steps(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let step = |path: PathBuf| {
         let step = path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()?;
         Some((step, path))
@@ -138,26 +141,24 @@ pub(super) fn steps(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(steps)
 }
 
-/// Removes what an interrupted save left in the run in `out`, and says so in a line for each directory. For a process
-/// that owns the run.
+/// The newest checkpoint of the run in `out` whose record is undamaged, and that record.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn remove_incomplete(out: &Path) -> Result<Vec<String>> {
-    let mut notes = Vec::new();
-    for path in entries(&out.join(FOLDER))? {
-        if path.file_name().is_some_and(|name| name.to_string_lossy().contains(".tmp-")) {
-            fs::remove_dir_all(&path).map_err(Error::io(&path))?;
-            notes.push(format!("removed {}, which an interrupted save left behind", path.display()));
-        }
-    }
-    Ok(notes)
+pub fn newest_state(out: &Path) -> Result<Option<(PathBuf, State)>> {
+    let newest_first = steps(&out.join(FOLDER))?.into_iter().rev();
+    Ok(newest_first.map(|(_, path)| path).find_map(|path| Some((path.clone(), manifest(&path).ok()?.state))))
 }
 
-fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
-    if !folder.exists() {
-        return Ok(Vec::new());
-    }
-    let entries = fs::read_dir(folder).map_err(Error::io(folder))?;
+/// What is in a directory; nothing if it is not there. A link that leads nowhere is there.
+pub(super) fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound && !folder.is_symlink() => return Ok(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let what = "is a link that leads nowhere: is the storage it leads to mounted?";
+            return Err(Error::checkpoint(folder, what));
+        }
+        entries => entries.map_err(Error::io(folder))?,
+    };
     entries.map(|entry| Ok(entry.map_err(Error::io(folder))?.path())).collect()
 }

@@ -14,10 +14,13 @@
 
 mod digest;
 mod find;
+mod own;
 mod save;
 
 pub use digest::digest;
-pub use find::{Checkpoint, Found, newest, remove_incomplete};
+pub(crate) use find::steps;
+pub use find::{Checkpoint, Found, newest, newest_state};
+pub use own::remove_incomplete;
 pub(crate) use save::text;
 pub use save::{Save, Saved, directory, save};
 
@@ -47,7 +50,7 @@ const FORMAT: u32 = 2;
 /// The name of the file below.
 pub(crate) const STATE: &str = "state.json";
 /// Folder of the checkpoints in a run's directory.
-const FOLDER: &str = "checkpoints";
+pub(crate) const FOLDER: &str = "checkpoints";
 
 /// `state.json`.
 #[derive(Debug, Serialize, Deserialize)]

@@ -1,11 +1,11 @@
 //! Writing a checkpoint so that at every moment, whatever happens, the newest complete one on disk can be used.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use dropless_core::{Backend, Group};
+use dropless_core::{Backend, Group, files};
 use dropless_model::hf::config::{CONFIG, GENERATION_CONFIG};
 use dropless_model::hf::tensors::{self, FileRecord, NamedTensor};
 use serde::{Deserialize, Serialize};
@@ -56,6 +56,9 @@ struct Contents {
     placed: BTreeMap<String, BTreeMap<String, String>>,
     hashes: Vec<(String, [u8; 32])>,
 }
+
+/// The longest such record: it has a line for each tensor.
+const LONGEST_PART: u64 = 1 << 28;
 
 const STEMS: [&str; 2] = ["model", "optimizer"];
 
@@ -144,7 +147,7 @@ fn finish(save: &Save<'_>, parts: usize, path: PathBuf, temporary: &Path) -> Res
     let mut placed: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
     for rank in 0..parts {
         let path = temporary.join(part_name(rank));
-        let text = fs::read(&path).map_err(Error::io(&path))?;
+        let text = files::read(&path, LONGEST_PART)?;
         let part: Contents = serde_json::from_slice(&text).map_err(|e| Error::checkpoint(&path, e.to_string()))?;
         fs::remove_file(&path).map_err(Error::io(&path))?;
         files.extend(part.files);
@@ -206,16 +209,12 @@ fn retire(path: &Path) -> Result<()> {
 }
 
 fn write_file(path: &Path, bytes: &[u8]) -> Result<FileRecord> {
-    let write = || {
-        let mut file = File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().map_err(Error::io(path))?;
+    let mut file = files::create(path)?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(Error::io(path))?;
     Ok(FileRecord { bytes: bytes.len() as u64, blake3: blake3::hash(bytes).to_hex().to_string() })
 }
 
 /// Makes the entries of a directory durable.
 fn sync(dir: &Path) -> Result<()> {
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(Error::io(dir))
+    Ok(files::sync_directory(dir)?)
 }
