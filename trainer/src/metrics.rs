@@ -422,9 +422,10 @@ mod tests {
     fn f18_foreign_lines_are_kept_and_said() {
         let out = tempfile::tempdir().unwrap();
         let path = out.path().join(METRICS);
-        let lines = |steps: &[u64]| steps.iter().map(|&step| record(step).line() + "\n").collect::<String>();
-        let foreign: &[u8] = b"{\"step\":9,\"mine\":1}\n\xff\xfe no text\n";
-        let before = [lines(&[1]).as_bytes(), foreign, lines(&[2, 3]).as_bytes(), b"# the end"].concat();
+        let lines = |steps: &[u64]| steps.iter().flat_map(|&step| (record(step).line() + "\n").into_bytes()).collect();
+        let lines: &dyn Fn(&[u64]) -> Vec<u8> = &lines;
+        let foreign = b"{\"step\":9,\"mine\":1}\n\xff\xfe no text\n".to_vec();
+        let before = [lines(&[1]), foreign.clone(), lines(&[2, 3]), b"# the end".to_vec()].concat();
         fs::write(&path, before).unwrap();
         let (mut metrics, note) = Metrics::resume(out.path(), 2).unwrap();
         assert!(note.unwrap().ends_with("metrics.jsonl: kept 3 lines not of a step, the first of them line 2"));
@@ -435,15 +436,16 @@ mod tests {
         metrics.add_digest("new").unwrap();
         let line = record(4).line();
         let last = format!("{},\"digest\":\"new\"}}\n", line.strip_suffix('}').unwrap());
-        let after = [
-            lines(&[1]).as_bytes(),
+        let expected = [
+            lines(&[1]),
             foreign,
-            lines(&[2]).as_bytes(),
-            b"# the end\n",
-            lines(&[3]).as_bytes(),
-            b"# later\n",
+            lines(&[2]),
+            b"# the end\n".to_vec(),
+            lines(&[3]),
+            b"# later\n".to_vec(),
+            last.into_bytes(),
         ];
-        assert_eq!(fs::read(&path).unwrap(), [&after.concat(), last.as_bytes()].concat());
+        assert_eq!(fs::read(&path).unwrap(), expected.concat());
     }
 
     #[test]

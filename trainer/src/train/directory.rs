@@ -139,12 +139,13 @@ impl Directory {
         if made {
             fs::create_dir(&folder).map_err(Error::io(&folder))?;
         }
-        let [from, to] =
-            ["", "old-"].map(|old| folder.join(format!("step-{}.tmp-{old}{}", u64::MAX, std::process::id())));
+        // A step as long as the last of all, and such that nobody takes it for one that was reached.
+        let [from, to] = ["", "old-"].map(|old| folder.join(format!("step-{:020}.tmp-{old}{}", 0, std::process::id())));
         let file = |directory: &Path| directory.join("optimizer-99999-of-99999.safetensors");
         let tried = (|| {
             fs::create_dir(&from).map_err(Error::io(&from))?;
-            files::replace(&file(&from), b"probe")?;
+            let mut probe = files::create(&file(&from))?;
+            probe.write_all(b"probe").and_then(|()| probe.sync_all()).map_err(Error::io(file(&from)))?;
             fs::rename(&from, &to).map_err(Error::io(&from))?;
             fs::remove_file(file(&to)).map_err(Error::io(file(&to)))?;
             fs::remove_dir(&to).map_err(Error::io(&to))

@@ -7,8 +7,11 @@ use std::process::{Command, Output};
 
 use super::tiny::{assert_done, dropless, resume, text, train, workplace};
 
-/// What is put in a file's place, which is free.
-const SPECIAL: [(&str, fn(&Path)); 4] = [
+/// Puts something in a free place.
+type Put = fn(&Path);
+
+/// What is put in a file's place.
+const SPECIAL: [(&str, Put); 4] = [
     ("a pipe", |path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success())),
     ("a device", |path| symlink("/dev/zero", path).unwrap()),
     ("a directory", |path| fs::create_dir(path).unwrap()),
