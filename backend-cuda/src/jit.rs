@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use cudarc::nvrtc::{result, sys};
-use dropless_core::{Error, Result};
+use dropless_core::{Error, Result, files};
 
 use crate::BACKEND;
 use crate::symbols::NVRTC;
@@ -143,13 +143,16 @@ fn digest(what: &blake3::Hash, cubin: &[u8]) -> blake3::Hash {
     blake3::keyed_hash(what.as_bytes(), cubin)
 }
 
+/// The largest file of the cache that makes any sense.
+const LARGEST: u64 = 1 << 28;
+
 /// A file of the cache is the digest of the machine code, and the machine code.
 fn read(path: &Path, what: &blake3::Hash) -> Option<Vec<u8>> {
     own(path.parent()?).ok()?;
-    let mut file = File::open(path).ok()?;
+    let (mut file, size) = files::open(path).ok()?;
     owned(&file.metadata().ok()?).ok()?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).ok()?;
+    let mut bytes = files::buffer(path, Some(size).filter(|&size| size <= LARGEST)?).ok()?;
+    file.read_exact(&mut bytes).ok()?;
     let (found, cubin) = bytes.split_at_checked(blake3::OUT_LEN)?;
     (digest(what, cubin).as_bytes() == found).then(|| cubin.to_vec())
 }

@@ -13,6 +13,7 @@ pub mod error;
 pub mod escape;
 pub mod exchange;
 pub mod fallback;
+pub mod files;
 pub mod host;
 pub mod launch;
 pub mod lockstep;

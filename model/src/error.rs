@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use dropless_core::escape::escaped;
+use dropless_core::files::FileError;
 
 /// A failure around a model.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,15 @@ pub enum Error {
     /// A failure of the library.
     #[error(transparent)]
     Core(#[from] dropless_core::Error),
+}
+
+impl From<FileError> for Error {
+    fn from(error: FileError) -> Error {
+        match error {
+            FileError::Io { path, source } => Error::Io { path, source },
+            FileError::Unfit { path, what } => Error::Checkpoint { path, what },
+        }
+    }
 }
 
 fn name(path: &Path) -> String {

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use dropless_core::escape::escaped;
+use dropless_core::files::FileError;
 
 /// A failure of the program. All of them end it with exit code 2; see [`crate::cli`].
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +94,12 @@ impl From<dropless_model::Error> for Error {
             E::Core(error) => Error::Core(error),
             other => Error::Usage(other.to_string()),
         }
+    }
+}
+
+impl From<FileError> for Error {
+    fn from(error: FileError) -> Error {
+        dropless_model::Error::from(error).into()
     }
 }
 

@@ -1,12 +1,15 @@
 //! What a run reports while it runs, and its file of that, `OUT/metrics.jsonl`.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use dropless_core::Timings;
-use serde::Serialize;
+use dropless_core::{Timings, files};
+use dropless_model::words::count;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 
 use crate::config::DataConfig;
 use crate::error::{Error, Result};
@@ -179,28 +182,50 @@ pub struct Metrics {
     file: File,
 }
 
+/// The name of the file.
+pub(crate) const METRICS: &str = "metrics.jsonl";
+
 impl Metrics {
-    /// Opens the file of the run in `out`, which goes on after step `done`: later lines, and one that was cut off, are
-    /// removed, so that each step is there once.
+    /// Makes the file of the run that begins in `out`.
     ///
     /// # Errors
-    /// [`Error::Io`].
-    pub fn open(out: &Path, done: u64) -> Result<Metrics> {
-        let path = out.join("metrics.jsonl");
-        if path.exists() {
-            let text = fs::read_to_string(&path).map_err(Error::io(&path))?;
-            let kept: String = text.split_inclusive('\n').filter(|line| is_before(line, done)).collect();
-            let temporary = out.join("metrics.jsonl.tmp");
-            fs::write(&temporary, kept).map_err(Error::io(&temporary))?;
-            fs::rename(&temporary, &path).map_err(Error::io(&path))?;
-        }
-        let open = || {
-            let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
-            file.seek(SeekFrom::End(0))?;
-            Ok(file)
-        };
-        let file = open().map_err(Error::io(&path))?;
+    /// [`Error::Io`], also when it is there already.
+    pub fn begin(out: &Path) -> Result<Metrics> {
+        let path = out.join(METRICS);
+        let there = || Error::io(&path)(ErrorKind::AlreadyExists.into());
+        let file = files::make(&path)?.ok_or_else(there)?;
         Ok(Metrics { path, file })
+    }
+
+    /// Opens the file of the run in `out`, which goes on after the checkpoint of step `done`. The lines of later steps are
+    /// removed, and one that was cut off, so that each step is there once; lines that are none of a step stay, and are
+    /// described.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] for what is no regular file, [`Error::Io`].
+    pub fn resume(out: &Path, done: u64) -> Result<(Metrics, Option<String>)> {
+        let path = out.join(METRICS);
+        let mut file = files::change(&path)?;
+        let size = file.metadata().map_err(Error::io(&path))?.len();
+        if size > LARGEST {
+            return Err(Error::checkpoint(
+                path,
+                format!("is damaged: it has {size} bytes, expected at most {LARGEST}"),
+            ));
+        }
+        let survey = Survey::of(&mut file, done).map_err(Error::io(&path))?;
+        if survey.cuts {
+            files::replace_with(&path, |kept| survey.copy(&mut file, kept))?;
+            file = files::change(&path)?;
+        }
+        if survey.open_end {
+            file.seek(SeekFrom::End(0)).and_then(|_| file.write_all(b"\n")).map_err(Error::io(&path))?;
+        }
+        let note = survey.first_foreign.map(|line| {
+            let lines = count(survey.foreign, "line");
+            format!("{}: kept {lines} not of a step, the first of them line {line}", path.display())
+        });
+        Ok((Metrics { path, file }, note))
     }
 
     /// Adds a line. Comes before the checkpoint of its step, so that a run that goes on from there has the line.
@@ -208,8 +233,14 @@ impl Metrics {
     /// # Errors
     /// [`Error::Io`].
     pub fn write(&mut self, record: &Record) -> Result<()> {
-        let line = record.line() + "\n";
-        self.file.write_all(line.as_bytes()).map_err(Error::io(&self.path))
+        self.add(record.line())
+    }
+
+    /// Adds a line at the end, where somebody else may have added some.
+    fn add(&mut self, line: String) -> Result<()> {
+        let line = line + "\n";
+        let written = self.file.seek(SeekFrom::End(0)).and_then(|_| self.file.write_all(line.as_bytes()));
+        written.map_err(Error::io(&self.path))
     }
 
     /// Adds a line for a checkpoint that became complete: the digest over all weights and optimizer state, and what it took
@@ -225,19 +256,116 @@ impl Metrics {
             copy_s: completed.copy.as_secs_f64(),
             write_s: completed.write.as_secs_f64(),
         };
-        let line = serde_json::to_string(&line).unwrap_or_else(|e| unreachable!("plain numbers: {e}")) + "\n";
-        self.file.write_all(line.as_bytes()).map_err(Error::io(&self.path))
+        self.add(serde_json::to_string(&line).unwrap_or_else(|e| unreachable!("plain numbers: {e}")))
     }
 }
 
-/// Whether a line is whole and belongs to a step up to `done`.
-fn is_before(line: &str, done: u64) -> bool {
-    let step = serde_json::from_str::<serde_json::Value>(line).ok().and_then(|v| v.get("step")?.as_u64());
-    line.ends_with('\n') && step.is_some_and(|step| step <= done)
+/// The largest file, of tens of millions of steps.
+const LARGEST: u64 = 1 << 34;
+/// No line of a step is longer.
+const LONGEST_LINE: usize = 1 << 20;
+/// What a line of a step begins with.
+const LINE_START: &[u8] = b"{\"step\":";
+
+/// What every line of a step has, and every line of a checkpoint.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Own {
+    Step {
+        step: u64,
+        #[serde(rename = "loss")]
+        _loss: IgnoredAny,
+        #[serde(rename = "loss_bits")]
+        _loss_bits: IgnoredAny,
+    },
+    Saved {
+        step: u64,
+        #[serde(rename = "digest")]
+        _digest: IgnoredAny,
+        #[serde(rename = "write_s")]
+        _write_s: IgnoredAny,
+    },
+}
+
+impl Own {
+    /// The step of a line; None for a line of somebody else.
+    fn step_of(line: &[u8]) -> Option<u64> {
+        let text = std::str::from_utf8(line).ok().filter(|line| line.len() < LONGEST_LINE)?;
+        match serde_json::from_str(text).ok()? {
+            Own::Step { step, .. } | Own::Saved { step, .. } => Some(step),
+        }
+    }
+}
+
+/// What a file has to lose, and what it keeps, found without holding more than a line of it.
+#[derive(Debug, Default)]
+struct Survey {
+    kept: Vec<Range<u64>>,
+    /// Whether something goes.
+    cuts: bool,
+    /// Lines that are none of a step, and the number of the first.
+    foreign: u64,
+    first_foreign: Option<u64>,
+    /// Whether what is kept ends in the middle of a line.
+    open_end: bool,
+}
+
+impl Survey {
+    fn of(file: &mut File, done: u64) -> std::io::Result<Survey> {
+        let mut survey = Survey::default();
+        let mut reader = BufReader::new(file);
+        let (mut at, mut number) = (0, 0);
+        loop {
+            // A line of which no more than the longest is held.
+            let (from, mut line, mut whole) = (at, Vec::new(), false);
+            while !whole {
+                let part = reader.fill_buf()?;
+                if part.is_empty() {
+                    break;
+                }
+                let newline = part.iter().position(|&byte| byte == b'\n');
+                whole = newline.is_some();
+                let length = newline.map_or(part.len(), |newline| newline + 1);
+                line.extend_from_slice(&part[..length.min(LONGEST_LINE - line.len())]);
+                reader.consume(length);
+                at += length as u64;
+            }
+            if at == from {
+                return Ok(survey);
+            }
+            number += 1;
+            let step = if whole { Own::step_of(&line) } else { None };
+            let start = line.len().min(LINE_START.len());
+            let cut_off = !whole && line[..start] == LINE_START[..start];
+            if cut_off || step.is_some_and(|step| step > done) {
+                survey.cuts = true;
+                continue;
+            }
+            if step.is_none() {
+                survey.foreign += 1;
+                survey.first_foreign.get_or_insert(number);
+                survey.open_end = !whole;
+            }
+            match survey.kept.last_mut().filter(|last| last.end == from) {
+                Some(last) => last.end = at,
+                None => survey.kept.push(from..at),
+            }
+        }
+    }
+
+    /// Copies what is kept.
+    fn copy(&self, from: &mut File, to: &mut File) -> std::io::Result<()> {
+        for range in &self.kept {
+            from.seek(SeekFrom::Start(range.start))?;
+            std::io::copy(&mut Read::by_ref(from).take(range.end - range.start), to)?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::time::Duration;
 
     use super::*;
@@ -264,7 +392,7 @@ mod tests {
     #[test]
     fn a_line_has_the_bits_of_the_loss_and_no_dropped_token() {
         let out = tempfile::tempdir().unwrap();
-        let mut metrics = Metrics::open(out.path(), 0).unwrap();
+        let mut metrics = Metrics::begin(out.path()).unwrap();
         metrics.write(&record(7)).unwrap();
         metrics.write(&record(8)).unwrap();
         metrics.saved(&completed(7)).unwrap();
@@ -290,12 +418,13 @@ mod tests {
     #[test]
     fn a_resumed_run_replaces_the_lines_after_its_checkpoint() {
         let out = tempfile::tempdir().unwrap();
-        let mut metrics = Metrics::open(out.path(), 0).unwrap();
+        let mut metrics = Metrics::begin(out.path()).unwrap();
         for step in 1..=4 {
             metrics.write(&record(step)).unwrap();
         }
         metrics.file.write_all(b"{\"step\":5,\"lo").unwrap();
-        let mut metrics = Metrics::open(out.path(), 2).unwrap();
+        let (mut metrics, note) = Metrics::resume(out.path(), 2).unwrap();
+        assert_eq!(note, None);
         metrics.write(&record(3)).unwrap();
         metrics.saved(&completed(3)).unwrap();
         let text = fs::read_to_string(out.path().join("metrics.jsonl")).unwrap();
@@ -305,5 +434,42 @@ mod tests {
             .collect();
         assert_eq!(steps, [1, 2, 3, 3]);
         assert!(text.ends_with("\"write_s\":1.5}\n"));
+    }
+
+    /// Lines of somebody else, among them one that is no text and one without an end.
+    #[test]
+    fn f18_foreign_lines_are_kept_and_said() {
+        let out = tempfile::tempdir().unwrap();
+        let path = out.path().join(METRICS);
+        let lines = |steps: &[u64]| steps.iter().flat_map(|&step| (record(step).line() + "\n").into_bytes()).collect();
+        let lines: &dyn Fn(&[u64]) -> Vec<u8> = &lines;
+        let foreign = b"{\"step\":9,\"mine\":1}\n\xff\xfe no text\n".to_vec();
+        let before = [lines(&[1]), foreign.clone(), lines(&[2, 3]), b"# the end".to_vec()].concat();
+        fs::write(&path, before).unwrap();
+        let (mut metrics, note) = Metrics::resume(out.path(), 2).unwrap();
+        assert!(note.unwrap().ends_with("metrics.jsonl: kept 3 lines not of a step, the first of them line 2"));
+        metrics.write(&record(3)).unwrap();
+        fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"# later\n").unwrap();
+        metrics.write(&record(4)).unwrap();
+        let expected = [
+            lines(&[1]),
+            foreign,
+            lines(&[2]),
+            b"# the end\n".to_vec(),
+            lines(&[3]),
+            b"# later\n".to_vec(),
+            lines(&[4]),
+        ];
+        assert_eq!(fs::read(&path).unwrap(), expected.concat());
+    }
+
+    #[test]
+    fn f18_what_has_no_end_of_a_line_takes_no_memory() {
+        let out = tempfile::tempdir().unwrap();
+        let file = File::create(out.path().join(METRICS)).unwrap();
+        file.set_len(64 << 20).unwrap();
+        let (mut metrics, note) = Metrics::resume(out.path(), 0).unwrap();
+        assert!(note.unwrap().contains("kept 1 line not of a step"));
+        assert_eq!(metrics.file.stream_position().unwrap(), (64 << 20) + 1);
     }
 }

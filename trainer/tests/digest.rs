@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use dropless::checkpoint::newest;
 use dropless::config::Config;
 use dropless::options::{BackendKind, TrainOptions};
 use dropless::train;
@@ -275,7 +276,7 @@ fn ranks_of_different_processes_leave_the_same_files() {
     // Only the first rank's directory counts, and it is only there that the place to go on is looked for.
     let of_rank = |rank: usize| {
         let out = if rank == 0 { separate.path().to_owned() } else { PathBuf::from("/nowhere") };
-        (config.clone(), TrainOptions { ranks: 4, resume: true, ..options(&out) })
+        (config.clone(), TrainOptions { ranks: 4, resume: out.join("checkpoints").exists(), ..options(&out) })
     };
     for _ in 0..2 {
         let digests: Vec<_> = apart(&config, of_rank).into_iter().map(|result| result.unwrap()).collect();
@@ -296,7 +297,7 @@ fn ranks_are_back_for_every_exchange_of_a_run() {
     for _ in 0..2 {
         let hosts = Host::ranks(2, HostOptions { threads: 1, ..HostOptions::default() }).unwrap();
         let ranks = hosts.into_iter().map(|host| Box::new(Metered::new(host)) as Box<dyn Backend>).collect();
-        let options = TrainOptions { resume: true, ..options(out.path()) };
+        let options = TrainOptions { resume: out.path().join("checkpoints").exists(), ..options(out.path()) };
         assert_eq!(train::run_on(ranks, &config, &options).unwrap().unwrap().digest, expected);
         // The second time they go on from the middle.
         std::fs::remove_dir_all(out.path().join("checkpoints/step-000004")).unwrap();
@@ -369,7 +370,14 @@ fn killed_at_any_point_and_resumed_a_run_ends_with_the_same_digest() {
     let out = tempfile::tempdir().unwrap();
     let run = |wait: Option<Duration>| -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_dropless"));
-        command.args(["train", "--resume", "--ranks", "2", "--out"]).arg(out.path());
+        let run = out.path().join("run");
+        command.args(["train", "--ranks", "2", "--out"]).arg(&run);
+        if newest(&run).unwrap().checkpoint.is_some() {
+            command.arg("--resume");
+        } else {
+            // Killed before its first checkpoint, it begins again.
+            let _ = std::fs::remove_dir_all(&run);
+        }
         set.iter().for_each(|s| {
             command.args(["--set", s]);
         });

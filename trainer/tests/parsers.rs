@@ -1,8 +1,17 @@
 //! Parsers of files that others wrote, on inputs that are damaged at random (`dropless_tests::mutations`).
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use std::fs;
+use std::path::Path;
+
+use dropless::checkpoint::{Checkpoint, Save, State, save};
+use dropless::config::Config;
 use dropless::data::tokenizer::Json;
-use dropless::data::{Documents, jsonl};
+use dropless::data::{Documents, Position, TextRecord, jsonl};
+use dropless_core::host::{Host, HostOptions};
+use dropless_model::hf::{ModelDir, NamedTensor, TensorFiles};
 use dropless_tests::mutations::{Counted, mutations};
+use safetensors::Dtype;
 
 #[global_allocator]
 static MEMORY: Counted = Counted;
@@ -115,4 +124,142 @@ fn damaged_tokenizers_are_refused_or_used() {
     if let Err(failure) = checked {
         std::panic::resume_unwind(failure);
     }
+}
+
+/// Lists as deep as a stack is not.
+fn deep(before: &str, after: &str) -> Vec<u8> {
+    [before.as_bytes(), &b"[".repeat(5000), &b"]".repeat(5000), after.as_bytes()].concat()
+}
+
+#[test]
+fn damaged_configurations_are_refused_or_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.toml");
+    let small = "# comment\n[model]\nfamily = \"mixtral\"\nhidden_size = 64\n[train]\nlearning_rate = 1e-3\nsteps = 1_000\n\
+                 [data]\ntrain = [\"a*.txt\", 'b']\n[[data.source]]\npaths = [\"c\"]\nweight = 0.5\n";
+    let seeds = [
+        include_bytes!("../../configs/default.toml").to_vec(),
+        include_bytes!("../../configs/qwen3_moe.toml").to_vec(),
+        small.as_bytes().to_vec(),
+        deep("[data]\ntrain = ", "\n"),
+    ];
+    mutations("toml", &seeds, |toml| {
+        fs::write(&path, toml).unwrap();
+        if let Ok(config) = Config::load(Some(&path), &[]) {
+            let _ = config.check(1, 1).and_then(|()| config.check_initial()).and_then(|()| config.check_data());
+            assert!(Config::from_toml(&config.to_toml(), "again").is_ok());
+        }
+    });
+}
+
+/// A small model directory, with what its files hold.
+fn model_dir(reference: &str) -> tempfile::TempDir {
+    let from = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/reference")).join(reference);
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(from.join(name), dir.path().join(name)).unwrap();
+    }
+    dir
+}
+
+#[test]
+fn damaged_model_configurations_are_refused_or_fit_the_weights() {
+    for reference in ["deepseek_v3_a", "qwen3_moe_a", "mixtral_a"] {
+        let dir = model_dir(reference);
+        let path = dir.path().join("config.json");
+        let seed = fs::read(&path).unwrap();
+        ModelDir::open(dir.path()).unwrap();
+        let nested = String::from_utf8(seed.clone()).unwrap();
+        let nested = deep(&nested.replacen('}', ",\"rope_scaling\":", 1), "}");
+        mutations(reference, &[seed, nested], |json| {
+            fs::write(&path, json).unwrap();
+            if let Ok(dir) = ModelDir::open(dir.path()) {
+                let _ = dir.notes();
+            }
+        });
+    }
+}
+
+/// The header and the bytes of two tensors.
+const HEADER: &str = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"BF16","shape":[4],"data_offsets":[24,32]}}"#;
+const DATA: [u8; 32] = [7; 32];
+
+/// A file of them, with a header of that length.
+fn tensors(header: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes()[..], header, &DATA].concat()
+}
+
+#[test]
+fn damaged_tensor_files_are_refused_or_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
+    let read = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        let Ok(files) = TensorFiles::open(dir.path(), "model") else { return false };
+        for name in files.names() {
+            let (tensor, shape) = (files.get(name).unwrap(), files.shape(name).unwrap());
+            let _ = files.ids(name);
+            let values = files.values(name, shape);
+            assert!(values.is_ok_and(|values| values.len() * 2 <= tensor.bytes.len()) || tensor.dtype != Dtype::F32);
+        }
+        true
+    };
+    assert!(read(&tensors(HEADER.as_bytes())));
+    mutations("safetensors", &[tensors(HEADER.as_bytes())], |bytes| {
+        let _ = read(bytes);
+    });
+    let headers = [HEADER.as_bytes().to_vec(), deep("{\"a\":", "}")];
+    mutations("safetensors header", &headers, |header| {
+        let _ = read(&tensors(header));
+    });
+}
+
+#[test]
+fn damaged_indexes_of_tensor_files_are_refused_or_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = |name: &str| {
+        let header = format!(r#"{{"{name}":{{"dtype":"U8","shape":[32],"data_offsets":[0,32]}}}}"#);
+        tensors(header.as_bytes())
+    };
+    fs::write(dir.path().join("model-1.safetensors"), one("a")).unwrap();
+    fs::write(dir.path().join("model-2.safetensors"), one("b")).unwrap();
+    let index = br#"{"metadata":{"total_size":64},"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}"#;
+    let path = dir.path().join("model.safetensors.index.json");
+    fs::write(&path, index).unwrap();
+    TensorFiles::open(dir.path(), "model").unwrap();
+    mutations("index", &[index.to_vec(), deep("{\"weight_map\":", "}")], |json| {
+        fs::write(&path, json).unwrap();
+        if let Ok(files) = TensorFiles::open(dir.path(), "model") {
+            assert!(files.names().count() <= 2);
+        }
+    });
+}
+
+#[test]
+fn damaged_states_are_refused() {
+    let out = tempfile::tempdir().unwrap();
+    let config = Config::load(None, &[]).unwrap();
+    let state = State {
+        step: 3,
+        position: Position::default(),
+        text: TextRecord::default(),
+        config,
+        validation_loss: Some(2.5),
+    };
+    let weights = [NamedTensor::f32("a", &[2], &[1.0; 2])];
+    let all = Save { out: out.path(), weights: &weights, optimizer: &[], state: &state, keep: 0 };
+    let host = Host::new(HostOptions { threads: 1, ..HostOptions::default() }).unwrap();
+    let checkpoint = save(&host, &all).unwrap().unwrap().path;
+    let path = checkpoint.join("state.json");
+    let seed = fs::read(&path).unwrap();
+    let read = |json: &[u8]| {
+        fs::write(&path, json).unwrap();
+        Checkpoint::reopen(&checkpoint).ok().map(|checkpoint| checkpoint.state)
+    };
+    assert_eq!(read(&seed).as_ref(), Some(&state));
+    let nested = deep(&String::from_utf8(seed.clone()).unwrap().replacen("{", "{\"x\":", 1), "}");
+    mutations("state", &[seed, nested], |json| {
+        // What damage there may be changes no value.
+        assert!(read(json).is_none_or(|read| read == state));
+    });
 }

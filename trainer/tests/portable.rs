@@ -59,6 +59,32 @@ fn calls_of_one_system_stand_in_modules_of_their_own() {
     assert_eq!(with(&sources, &unix_only), ["trainer/src/system/unix.rs".to_owned()].into());
 }
 
+/// What opens a file, whatever it may be.
+const OPENS: &[&str] = &[
+    "File::open(",
+    "File::create(",
+    "File::options(",
+    "OpenOptions::",
+    "fs::read(",
+    "fs::read_to_string(",
+    "fs::copy(",
+];
+
+/// The way to open files; files of the system itself; and new ones that nobody but the user may read.
+const OPENING_FILES: &[&str] =
+    &["backend-cuda/src/comm/mod.rs", "backend-cuda/src/jit.rs", "core/src/files.rs", "trainer/src/system/linux.rs"];
+
+#[test]
+fn f15_files_are_opened_in_one_place() {
+    let mut sources = sources(&["core/src", "model/src", "backend-wgpu/src", "backend-cuda/src", "trainer/src"]);
+    sources.retain(|(name, _)| !name.ends_with("_test.rs") && !name.ends_with("/tests.rs"));
+    for (_, text) in &mut sources {
+        // Tests come last.
+        text.truncate(text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len()));
+    }
+    assert_eq!(with(&sources, OPENS), OPENING_FILES.iter().map(|&name| name.to_owned()).collect());
+}
+
 /// What writes to the standard output or error.
 const PRINTS: &[&str] = &[
     "print!(",

@@ -29,9 +29,9 @@ fn workplace() -> TempDir {
 /// Runs the program where it may have ever more threads, until it is done. What it said each time before.
 fn with_ever_more_threads(dir: &Path, arguments: &str) -> Vec<String> {
     let mut refusals = Vec::new();
-    for threads in 0..32_u64 {
-        // Half a GiB is for all but stacks.
-        let kib = (threads << 20) + (1 << 19);
+    // A thread takes a GiB for its stack, and some more: with every half of one, each thread is once the first without.
+    for halves in 1..64_u64 {
+        let kib = halves << 19;
         let line = format!("ulimit -v {kib} && exec {} {arguments}", env!("CARGO_BIN_EXE_dropless"));
         let mut command = Command::new("sh");
         command.args(["-c", &line]).env("RUST_MIN_STACK", (1 << 30).to_string()).env("RAYON_NUM_THREADS", "2");
@@ -42,7 +42,7 @@ fn with_ever_more_threads(dir: &Path, arguments: &str) -> Vec<String> {
         match output.status.code() {
             Some(0) => return refusals,
             Some(2) if error.lines().count() == 1 => refusals.push(error),
-            code => panic!("{threads} threads: {code:?}: {error}"),
+            code => panic!("{halves} halves of a GiB: {code:?}: {error}"),
         }
     }
     panic!("never done: {refusals:?}");

@@ -1,9 +1,12 @@
 //! What the processes of a job know and nobody else: they prove it to each other before they talk (docs/protocol.md).
 
 use std::fmt;
+use std::io::Read;
+use std::path::Path;
 
 use super::refused;
 use crate::error::Result;
+use crate::files::{self, FileError};
 
 /// The variable with the secret of a job.
 pub const SECRET: &str = "DROPLESS_SECRET";
@@ -48,21 +51,21 @@ impl Secret {
             (Some(text), None) => Secret::new(text.as_bytes()).map(Some),
             (None, Some(path)) => match read(&path) {
                 Ok(bytes) => Secret::of(SECRET_FILE, &bytes).map(Some),
-                Err(error) => {
-                    Err(refused(SECRET_FILE, format!("{path:?} ({error})"), "a file that can be read".into()))
-                }
+                Err(error) => Err(refused(SECRET_FILE, error.to_string(), "a file that can be read".into())),
             },
         }
     }
 }
 
 /// The file, or as much of it as shows that it is too long.
-fn read(path: &str) -> std::io::Result<Vec<u8>> {
-    use std::io::Read;
-    let mut bytes = Vec::new();
-    let limit = 2 * *BYTES.end() as u64;
-    std::fs::File::open(path)?.take(limit).read_to_end(&mut bytes)?;
-    Ok(bytes)
+fn read(path: &str) -> std::result::Result<Vec<u8>, FileError> {
+    let path = Path::new(path);
+    let (file, _) = files::open(path)?;
+    let (mut bytes, limit) = (Vec::new(), 2 * *BYTES.end() as u64);
+    match file.take(limit).read_to_end(&mut bytes) {
+        Ok(_) => Ok(bytes),
+        Err(source) => Err(FileError::Io { path: path.to_owned(), source }),
+    }
 }
 
 impl fmt::Debug for Secret {

@@ -5,10 +5,10 @@
 
 use std::path::Path;
 
+use dropless_core::files;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::files;
 use crate::error::{Error, Result};
 use crate::families::{Form, ModelConfig};
 
@@ -16,8 +16,8 @@ use crate::families::{Form, ModelConfig};
 pub const CONFIG: &str = "config.json";
 /// The name of the generation settings.
 pub const GENERATION_CONFIG: &str = "generation_config.json";
-/// The longest such file.
-const LONGEST: u64 = 1 << 24;
+/// The longest `config.json`. What it becomes in memory is many times larger.
+const LONGEST: u64 = 1 << 20;
 
 /// Keys of any family that say nothing about what a model computes.
 const METADATA: &[&str] = &[

@@ -3,19 +3,21 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use dropless_core::files;
 use safetensors::Dtype;
 use serde_json::json;
 
 use super::blocks::SCALE_SUFFIX;
 use super::config::{CONFIG, GENERATION_CONFIG, SpecialTokens};
 use super::dir::ModelDir;
+use super::elements;
 use super::layout::{self, Experts, Layout, Stored};
 use super::tensors::{Head, SELECTION_BIAS, Writing, write_streamed};
 use super::weight_files::WeightFiles;
-use super::{elements, files};
 use crate::error::{Error, Result};
 use crate::model::specs;
 
@@ -129,10 +131,10 @@ fn carry(from: &Path, to: &Path) -> Result<()> {
         let path = entry.map_err(Error::io(from))?.path();
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
         if (NAMES.contains(&name) || STARTS.iter().any(|start| name.starts_with(start))) && !path.is_dir() {
-            let (mut source, _) = files::open(&path)?;
+            let (source, size) = files::open(&path)?;
             let target = to.join(name);
-            let mut file = fs::File::create(&target).map_err(Error::io(&target))?;
-            std::io::copy(&mut source, &mut file).map_err(Error::io(&target))?;
+            let mut file = files::create(&target)?;
+            std::io::copy(&mut source.take(size), &mut file).map_err(Error::io(&target))?;
         }
     }
     Ok(())

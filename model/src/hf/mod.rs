@@ -8,7 +8,6 @@ pub mod config;
 mod convert;
 mod dir;
 mod elements;
-pub mod files;
 mod inspect;
 pub mod layout;
 mod listing;

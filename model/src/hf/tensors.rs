@@ -9,18 +9,19 @@ use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Component, Path, PathBuf};
 
+use dropless_core::files;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 
-use super::{elements, files};
+use super::elements;
 use crate::error::{Error, Result};
 use crate::words::plain;
 
 /// The longest header that a reader accepts, as in the `safetensors` crate.
 const LONGEST_HEADER: u64 = 100_000_000;
-/// The longest index.
-const LONGEST_INDEX: u64 = 1 << 28;
+/// The longest index: a line for each tensor.
+const LONGEST_INDEX: u64 = 1 << 26;
 /// Bytes that are read at once.
 const BLOCK: usize = 1 << 24;
 /// What the name of a selection bias ends with. It is f32 in every file, whatever the rest is: bf16 would merge biases
@@ -134,7 +135,7 @@ pub fn write_streamed<E: From<Error>>(
         .map_err(|e| Error::checkpoint(path, format!("cannot be written: {e}")))?;
     let mut header = serde_json::to_vec(&metadata).map_err(|e| Error::checkpoint(path, e.to_string()))?;
     header.resize(header.len().next_multiple_of(8), b' ');
-    let file = BufWriter::new(File::create(path).map_err(Error::io(path))?);
+    let file = BufWriter::new(files::create(path).map_err(Error::from)?);
     let mut out = Writing { path, file, hasher: blake3::Hasher::new(), bytes: 0 };
     out.write(&(header.len() as u64).to_le_bytes())?;
     out.write(&header)?;
@@ -179,8 +180,8 @@ impl Writing<'_> {
 /// [`Error::Checkpoint`] for what is no regular file, [`Error::Io`].
 pub fn record(path: &Path) -> Result<FileRecord> {
     let mut hasher = blake3::Hasher::new();
-    let (mut file, _) = files::open(path)?;
-    let bytes = std::io::copy(&mut file, &mut hasher).map_err(Error::io(path))?;
+    let (file, size) = files::open(path)?;
+    let bytes = std::io::copy(&mut file.take(size), &mut hasher).map_err(Error::io(path))?;
     Ok(FileRecord { bytes, blake3: hasher.finalize().to_hex().to_string() })
 }
 
@@ -324,7 +325,7 @@ impl TensorFiles {
         if from.checked_add(bytes).is_none_or(|to| to > place.bytes) {
             return Err(self.bad(name, format!("has {} bytes, but {bytes} from {from} on are needed", place.bytes)));
         }
-        let mut buffer = files::buffer(path, bytes)?;
+        let mut buffer = files::buffer(path, bytes as u64)?;
         let (mut file, _) = files::open(path)?;
         file.seek(SeekFrom::Start(place.from + from as u64))
             .and_then(|_| file.read_exact(&mut buffer))
@@ -347,19 +348,17 @@ impl TensorFiles {
     /// # Errors
     /// [`Error::Checkpoint`] names the tensor: not there, another shape, a type that holds no such values.
     pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
-        let place = self.place(name)?;
-        if place.shape != shape {
-            return Err(self.bad(name, format!("has the shape {:?}, expected {shape:?}", place.shape)));
+        let Place { file, dtype, shape: found, bytes, .. } = self.place(name)?;
+        if found != shape {
+            return Err(self.bad(name, format!("has the shape {found:?}, expected {shape:?}")));
         }
-        let not_floats = || self.bad(name, format!("is {}, expected F32, BF16 or F16", place.dtype));
-        if !elements::FLOATS.contains(&place.dtype) {
-            return Err(not_floats());
+        if !elements::FLOATS.contains(dtype) {
+            return Err(self.bad(name, format!("is {dtype}, expected F32, BF16 or F16")));
         }
+        let mut values = files::room(&self.files[*file], (bytes / elements::size(*dtype)) as u64)?;
         // Block by block, so that the tensor is in memory once.
-        let mut values = files::reserved(&self.files[place.file], shape.iter().product())?;
-        for from in (0..place.bytes).step_by(BLOCK) {
-            let bytes = self.read(name, from, BLOCK.min(place.bytes - from))?;
-            values.extend(elements::decode(place.dtype, &bytes).ok_or_else(not_floats)?);
+        for from in (0..*bytes).step_by(BLOCK) {
+            elements::append(*dtype, &self.read(name, from, BLOCK.min(bytes - from))?, &mut values);
         }
         Ok(values)
     }
@@ -377,21 +376,19 @@ impl TensorFiles {
     /// # Errors
     /// [`Error::Checkpoint`] names the tensor: not there, another type, an id out of range.
     pub fn ids(&self, name: &str) -> Result<Vec<u32>> {
-        let tensor = self.get(name)?;
-        let bad = |what: String| self.bad(name, what);
-        let wide: Vec<i64> = match tensor.dtype {
-            Dtype::I64 => {
-                tensor.bytes.chunks_exact(8).map(|b| i64::from_le_bytes(std::array::from_fn(|i| b[i]))).collect()
-            }
-            Dtype::I32 => {
-                tensor.bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]).into()).collect()
-            }
-            Dtype::U32 => {
-                tensor.bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]).into()).collect()
-            }
-            other => return Err(bad(format!("is {other}, expected I64, I32 or U32"))),
+        let Place { file, dtype, bytes, .. } = self.place(name)?;
+        let wide: fn(&[u8]) -> i64 = match dtype {
+            Dtype::I64 => |b| i64::from_le_bytes(std::array::from_fn(|i| b[i])),
+            Dtype::I32 => |b| i32::from_le_bytes(std::array::from_fn(|i| b[i])).into(),
+            Dtype::U32 => |b| u32::from_le_bytes(std::array::from_fn(|i| b[i])).into(),
+            other => return Err(self.bad(name, format!("is {other}, expected I64, I32 or U32"))),
         };
-        wide.into_iter().map(|id| u32::try_from(id).map_err(|_| bad(format!("has the id {id}")))).collect()
+        let size = elements::size(*dtype);
+        let mut ids = files::room(&self.files[*file], (bytes / size) as u64)?;
+        for id in self.read(name, 0, *bytes)?.chunks_exact(size).map(wide) {
+            ids.push(u32::try_from(id).map_err(|_| self.bad(name, format!("has the id {id}")))?);
+        }
+        Ok(ids)
     }
 }
 
@@ -405,14 +402,13 @@ fn read_header(path: &Path) -> Result<(u64, Metadata)> {
     let mut length = [0; 8];
     file.read_exact(&mut length).map_err(Error::io(path))?;
     let length = u64::from_le_bytes(length);
-    let header = usize::try_from(length)
-        .ok()
-        .filter(|_| length <= size - 8)
-        .ok_or_else(|| bad(format!("is damaged: its header claims {length} bytes, but the file has {size} in all")))?;
+    if length > size - 8 {
+        return Err(bad(format!("is damaged: its header claims {length} bytes, but the file has {size} in all")));
+    }
     if length > LONGEST_HEADER {
         return Err(bad(format!("has a header of {length} bytes, expected at most {LONGEST_HEADER}")));
     }
-    let mut json = files::buffer(path, header)?;
+    let mut json = files::buffer(path, length)?;
     file.read_exact(&mut json).map_err(Error::io(path))?;
     let metadata: Metadata = serde_json::from_slice(&json).map_err(|e| bad(unsupported(&json, &e)))?;
     let (from, expected) = (8 + length, 8 + length + metadata.data_len() as u64);

@@ -4,16 +4,18 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use dropless_core::files;
+use dropless_model::hf::WeightFiles;
 use dropless_model::hf::tensors::{self, TensorFiles};
-use dropless_model::hf::{WeightFiles, files};
 
 use super::{FOLDER, FORMAT, Manifest, STATE, State};
 use dropless_model::words::plain;
 
 use crate::error::{Error, Result};
 
-/// The longest record of a checkpoint: it has a line for each of its files.
-const LONGEST_STATE: u64 = 1 << 28;
+/// The longest record of a checkpoint: it has a line for each of its files. What it becomes in memory is many times
+/// larger.
+const LONGEST_STATE: u64 = 1 << 24;
 
 /// A complete, undamaged checkpoint.
 #[derive(Debug)]
@@ -154,7 +156,7 @@ pub(super) fn by_validation_loss(paths: &[PathBuf]) -> Vec<PathBuf> {
 }
 
 /// Complete checkpoints, the oldest first.
-pub(super) fn steps(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+pub(crate) fn steps(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let step = |path: PathBuf| {
         let step = path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()?;
         Some((step, path))
@@ -162,6 +164,15 @@ pub(super) fn steps(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let mut steps: Vec<_> = entries(folder)?.into_iter().filter_map(step).collect();
     steps.sort();
     Ok(steps)
+}
+
+/// The newest checkpoint of the run in `out` whose record is undamaged, and that record.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn newest_state(out: &Path) -> Result<Option<(PathBuf, State)>> {
+    let newest_first = steps(&out.join(FOLDER))?.into_iter().rev();
+    Ok(newest_first.map(|(_, path)| path).find_map(|path| Some((path.clone(), manifest(&path).ok()?.state))))
 }
 
 /// What is in a directory; nothing if it is not there. A link that leads nowhere is there.

@@ -19,7 +19,8 @@ mod own;
 mod save;
 
 pub use digest::digest;
-pub use find::{Checkpoint, Found, best, newest};
+pub(crate) use find::steps;
+pub use find::{Checkpoint, Found, best, newest, newest_state};
 pub use own::remove_incomplete;
 pub use save::{Contents, Save, Saved, Stem, directory, save};
 pub(crate) use save::{Plan, origin, text};

@@ -1,4 +1,4 @@
-//! What this program makes in the folder of checkpoints, by its names: nothing else is ever removed.
+//! What this program makes in the folder of checkpoints, by its names: nothing else is ever removed there.
 //!
 //! A checkpoint that is not complete yet is `step-N.tmp-PROCESS`, one that is being removed `step-N.tmp-old-PROCESS`.
 
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use dropless_model::hf::config::{CONFIG, GENERATION_CONFIG};
 
 use super::{FOLDER, STATE, Stem, find};
+use crate::data::tokenizer::COPIED;
 use crate::error::{Error, Result};
 
 const MARK: &str = ".tmp-";
@@ -40,6 +41,7 @@ fn is_of_checkpoint(name: &str) -> bool {
     };
     let part = name.strip_prefix("part-").and_then(|rest| rest.strip_suffix(".json"));
     [STATE, CONFIG, GENERATION_CONFIG].contains(&name)
+        || COPIED.contains(&name)
         || part.is_some_and(|rank| rank.parse::<usize>().is_ok())
         || Stem::ALL.into_iter().any(tensors)
 }
@@ -97,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_names_are_told_from_foreign_ones() {
+    fn f01_own_names_are_told_from_foreign_ones() {
         for name in ["step-000006.tmp-17", "step-000006.tmp-old-17", "step-1234567.tmp-1"] {
             assert!(is_left_over(name), "{name}");
         }
@@ -105,7 +107,7 @@ mod tests {
             assert!(!is_left_over(name), "{name}");
         }
         let shard = "optimizer-00001-of-00002.safetensors";
-        for name in ["state.json", "part-3.json", "model.safetensors", shard, "model.safetensors.index.json"] {
+        for name in ["state.json", "part-3.json", "model.safetensors", shard, "tokenizer.json"] {
             assert!(is_of_checkpoint(name), "{name}");
         }
         for name in ["notes.txt", "part-a.json", "models.safetensors", "model.bin", "expected.safetensors"] {

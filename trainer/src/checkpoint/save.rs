@@ -5,11 +5,11 @@
 //! files.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use dropless_core::Backend;
+use dropless_core::{Backend, files};
 use dropless_model::hf::config::{CONFIG, GENERATION_CONFIG};
 use dropless_model::hf::tensors::{self, FileRecord, Head, NamedTensor};
 use serde::{Deserialize, Serialize};
@@ -152,7 +152,7 @@ impl Plan {
     /// Makes the parts a checkpoint, when all of them are written; returns its size, too. For the first rank.
     pub(crate) fn finish(&self) -> Result<(Saved, u64)> {
         let (temporary, path, folder) = (self.temporary(), self.path(), self.out.join(FOLDER));
-        let mut files = BTreeMap::new();
+        let mut written = BTreeMap::new();
         let mut hashes = Vec::new();
         let parts = self.parts()?;
         for stem in Stem::ALL {
@@ -162,33 +162,34 @@ impl Plan {
                 let bytes: u64 = found.values().map(|file| file.bytes).sum();
                 let index = json!({ "metadata": { "total_size": bytes }, "weight_map": placed });
                 let file = format!("{}.safetensors.index.json", stem.name());
-                files.insert(file.clone(), write_file(&temporary.join(file), format!("{index:#}\n").as_bytes())?);
+                written.insert(file.clone(), write_file(&temporary.join(file), format!("{index:#}\n").as_bytes())?);
             }
-            files.extend(found);
+            written.extend(found);
         }
         let config = &self.state.config;
         let kept = Kept::read(&self.out)?;
         let tokens = kept.as_ref().map_or_else(|| config.special_tokens(), |kept| kept.tokens.clone());
         for (name, text) in [(CONFIG, config.model.to_hf(&tokens)), (GENERATION_CONFIG, tokens.generation_config())] {
-            files.insert(name.into(), write_file(&temporary.join(name), text.as_bytes())?);
+            written.insert(name.into(), write_file(&temporary.join(name), text.as_bytes())?);
         }
         for (name, bytes) in kept.iter().flat_map(|kept| &kept.files) {
-            files.insert((*name).into(), write_file(&temporary.join(name), bytes)?);
+            written.insert((*name).into(), write_file(&temporary.join(name), bytes)?);
         }
-        let bytes = files.values().map(|file| file.bytes).sum();
+        let bytes = written.values().map(|file| file.bytes).sum();
         let state = self.state.clone();
-        let mut manifest = Manifest { format: FORMAT, digest: digest(hashes), state, files, seal: String::new() };
+        let mut manifest =
+            Manifest { format: FORMAT, digest: digest(hashes), state, files: written, seal: String::new() };
         manifest.seal = manifest.expected_seal();
         let json = serde_json::to_string_pretty(&manifest).unwrap_or_else(|e| unreachable!("plain data: {e}"));
         write_file(&temporary.join(STATE), json.as_bytes())?;
-        sync(&temporary)?;
+        files::sync_directory(&temporary)?;
         if path.exists() {
             // A damaged checkpoint of this step, or one of a run that was resumed from an earlier step.
             own::retire(&path)?;
         }
         fs::rename(&temporary, &path).map_err(Error::io(&path))?;
-        sync(&folder)?;
-        sync(&self.out)?;
+        files::sync_directory(&folder)?;
+        files::sync_directory(&self.out)?;
         self.retire_old(&folder)?;
         Ok((Saved { path, digest: manifest.digest }, bytes))
     }
@@ -197,7 +198,7 @@ impl Plan {
     fn parts(&self) -> Result<Vec<PartRecord>> {
         let read = |rank| {
             let path = self.part_record(rank);
-            let text = dropless_model::hf::files::read(&path, LONGEST_RECORD)?;
+            let text = files::read(&path, LONGEST_RECORD)?;
             let record = serde_json::from_slice(&text).map_err(|e| Error::checkpoint(&path, e.to_string()))?;
             fs::remove_file(&path).map_err(Error::io(&path))?;
             Ok(record)
@@ -326,16 +327,7 @@ pub(crate) fn origin(backend: &dyn Backend, out: &Path) -> Result<(PathBuf, u32)
 }
 
 pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<FileRecord> {
-    let write = || {
-        let mut file = File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().map_err(Error::io(path))?;
+    let mut file = files::create(path)?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(Error::io(path))?;
     Ok(FileRecord { bytes: bytes.len() as u64, blake3: blake3::hash(bytes).to_hex().to_string() })
-}
-
-/// Makes the entries of a directory durable.
-pub(crate) fn sync(dir: &Path) -> Result<()> {
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(Error::io(dir))
 }

@@ -5,30 +5,66 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::train::{CONFIG, LOCK};
+use crate::train::directory::{check_new, check_resumable};
 
 /// Where runs without `--out` go.
 const PARENT: &str = "out";
 
-/// The directory of a new run. One that holds a run already is refused, so that nothing is overwritten.
-pub(super) fn new(out: Option<&Path>) -> Result<PathBuf> {
-    if let Some(out) = out {
-        if ["checkpoints", CONFIG, "metrics.jsonl"].iter().any(|name| out.join(name).exists()) {
-            let out = out.display();
-            return Err(Error::Usage(format!(
-                "--out {out} holds a run already: add --resume to continue it, or name another directory"
-            )));
+/// The directory of a run that begins.
+pub(super) struct Fresh {
+    pub(super) path: PathBuf,
+    /// The directories that were made for it, the outermost first.
+    made: Vec<PathBuf>,
+}
+
+impl Fresh {
+    /// Makes the directory of a new run. One that holds a run already is refused, so that nothing is overwritten.
+    pub(super) fn new(out: Option<&Path>) -> Result<Fresh> {
+        let mut made = Vec::new();
+        if let Some(out) = out {
+            check_new(out)?;
+            let fresh = make(out, &mut made).map(|()| out.to_owned());
+            return Fresh::or_nothing(fresh, made);
         }
-        fs::create_dir_all(out).map_err(Error::io(out))?;
-        return Ok(out.to_owned());
+        let parent = Path::new(PARENT);
+        let fresh = make(parent, &mut made).and_then(|()| numbered(parent, &mut made));
+        Fresh::or_nothing(fresh, made)
     }
-    let parent = Path::new(PARENT);
-    fs::create_dir_all(parent).map_err(Error::io(parent))?;
+
+    fn or_nothing(path: Result<PathBuf>, made: Vec<PathBuf>) -> Result<Fresh> {
+        path.map(|path| Fresh { path, made: made.clone() }).inspect_err(|_| remove(&made))
+    }
+
+    /// Removes the directories that were made for a run that failed before it began, as far as nothing is in them.
+    pub(super) fn give_up(&self) {
+        remove(&self.made);
+    }
+}
+
+/// Makes a directory and those that it is in, as far as they are not there.
+fn make(path: &Path, made: &mut Vec<PathBuf>) -> Result<()> {
+    match fs::create_dir(path) {
+        Ok(()) => made.push(path.to_owned()),
+        Err(_) if path.is_dir() => {}
+        Err(e) if e.kind() == ErrorKind::NotFound && path.parent().is_some_and(|parent| !parent.is_dir()) => {
+            make(path.parent().unwrap_or(path), made)?;
+            return make(path, made);
+        }
+        Err(e) => return Err(Error::io(path)(e)),
+    }
+    Ok(())
+}
+
+/// Makes the next of the numbered directories.
+fn numbered(parent: &Path, made: &mut Vec<PathBuf>) -> Result<PathBuf> {
     let mut number = numbers()?.last().map_or(1, |(n, _)| n + 1);
     loop {
         let path = parent.join(format!("run-{number}"));
         match fs::create_dir(&path) {
-            Ok(()) => return Ok(path),
+            Ok(()) => {
+                made.push(path.clone());
+                return Ok(path);
+            }
             // Another run took the number in between.
             Err(e) if e.kind() == ErrorKind::AlreadyExists => number += 1,
             Err(e) => return Err(Error::io(path)(e)),
@@ -36,22 +72,24 @@ pub(super) fn new(out: Option<&Path>) -> Result<PathBuf> {
     }
 }
 
-/// Removes the directory of a run that failed before it began: nothing is in it but the lock.
-pub(super) fn remove_if_not_begun(out: &Path) {
-    if !out.join(CONFIG).exists() {
-        // What cannot be removed does no harm.
-        let _ = fs::remove_file(out.join(LOCK));
-        let _ = fs::remove_dir(out);
+fn remove(made: &[PathBuf]) {
+    for path in made.iter().rev() {
+        // One with something in it stays.
+        let _ = fs::remove_dir(path);
     }
 }
 
 /// The directory of a run to continue.
 pub(super) fn existing(out: Option<&Path>) -> Result<PathBuf> {
-    match out {
-        None => last(),
-        Some(out) if out.is_dir() => Ok(out.to_owned()),
-        Some(out) => Err(Error::Usage(format!("--out {} is not a directory with a run to continue", out.display()))),
-    }
+    let path = match out {
+        None => last()?,
+        Some(out) if out.is_dir() => out.to_owned(),
+        Some(out) => {
+            return Err(Error::Usage(format!("--out {} is not a directory with a run to continue", out.display())));
+        }
+    };
+    check_resumable(&path)?;
+    Ok(path)
 }
 
 /// The last run.

@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use dropless_model::hf::ModelDir;
 
-use super::{Machine, runs};
+use super::Machine;
+use super::runs::{self, Fresh};
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, DataConfig, Numerics};
 use crate::error::{Error, Result};
@@ -18,6 +19,7 @@ use crate::sample::Sampling;
 use crate::source::Source;
 use crate::stop::{self, Reason, Request};
 use crate::system;
+use crate::train::directory::{CONFIG, Recorded};
 use crate::train::{self, Validation};
 
 /// The start of the text that a finished run shows.
@@ -64,8 +66,7 @@ pub(super) fn run(args: TrainArgs) -> Result<ExitCode> {
         return Err(Error::Usage(what.into()));
     }
     let resumed = if args.resume { Some(runs::existing(args.out.as_deref())?) } else { None };
-    let own = resumed.as_ref().map(|out| out.join(train::CONFIG)).filter(|path| path.exists());
-    let config = effective(&args, own.as_deref())?;
+    let (config, note) = effective(&args, resumed.as_deref())?;
     let mut options = args.machine.options(PathBuf::new(), args.resume)?;
     options.stop = args.time_limit.map_or_else(Request::default, Request::after);
     config.check(options.ranks, options.expert_ranks())?;
@@ -87,16 +88,12 @@ pub(super) fn run(args: TrainArgs) -> Result<ExitCode> {
         train::run_on(ranks, &config, &options)?;
         return Ok(code(options.stop.stopped()));
     }
-    let fresh = resumed.is_none();
-    options.out = match resumed {
-        Some(out) => out,
-        None => runs::new(args.out.as_deref())?,
-    };
+    note.iter().for_each(tell);
+    let fresh = if resumed.is_none() { Some(Fresh::new(args.out.as_deref())?) } else { None };
+    options.out = resumed.or_else(|| fresh.as_ref().map(|fresh| fresh.path.clone())).unwrap_or_default();
     say(format_args!("run in {}", options.out.display()));
     let result = train::run_on(ranks, &config, &options);
-    if fresh && result.is_err() {
-        runs::remove_if_not_begun(&options.out);
-    }
+    let result = result.inspect_err(|_| fresh.iter().for_each(Fresh::give_up));
     let Some(summary) = result? else { return Ok(code(options.stop.stopped())) };
     if let Some(loss) = summary.loss {
         say(format_args!("training loss {loss:.4} at step {}", summary.steps));
@@ -137,11 +134,21 @@ fn listen(request: &Request, leads: bool) -> Result<()> {
     request.listen(said).map_err(Error::thread("signals"))
 }
 
-/// The configuration of the file (by default that of the resumed run), with the command line's changes.
-fn effective(args: &TrainArgs, own: Option<&Path>) -> Result<Config> {
-    let mut config = match &args.init {
-        Some(dir) => Config::of_model(&ModelDir::open(dir)?, args.config.as_deref(), &args.set)?,
-        None => Config::load(args.config.as_deref().or(own), &args.set)?,
+/// The configuration of the file (by default that of the run to resume), with the command line's changes; and what there is
+/// to say of it.
+fn effective(args: &TrainArgs, resumed: Option<&Path>) -> Result<(Config, Option<String>)> {
+    let mut note = None;
+    let mut config = match (&args.init, &args.config, resumed) {
+        (Some(dir), file, _) => Config::of_model(&ModelDir::open(dir)?, file.as_deref(), &args.set)?,
+        (None, None, Some(out)) => match Recorded::find(out)? {
+            Recorded::File(own) => Config::load(Some(&own), &args.set)?,
+            Recorded::Checkpoint(path, config) => {
+                let file = out.join(CONFIG);
+                note = Some(format!("{} was lost, and is made again from {}", file.display(), path.display()));
+                config.with(&args.set)?
+            }
+        },
+        (None, file, _) => Config::load(file.as_deref(), &args.set)?,
     };
     if let Some(numerics) = args.numerics {
         config.train.numerics = numerics;
@@ -149,7 +156,7 @@ fn effective(args: &TrainArgs, own: Option<&Path>) -> Result<Config> {
     if let Some(steps) = args.steps {
         config.train.steps = steps;
     }
-    Ok(config)
+    Ok((config, note))
 }
 
 /// The loss on each validation set beside what a model without context would lose.

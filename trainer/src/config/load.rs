@@ -3,9 +3,9 @@
 //! Unknown keys are found while merging, so that the message can name the nearest key of the right section.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 
+use dropless_core::files;
 use dropless_model::hf::{ModelDir, SpecialTokens};
 use dropless_model::words::plain;
 use toml::{Table, Value};
@@ -34,6 +34,9 @@ const DEEPEST: usize = 8;
 /// The section that a run writes and no one else.
 const ORIGIN: &[&str] =
     &["origin", "origin.directory", "origin.tokens", "origin.tokens.bos", "origin.tokens.eos", "origin.tokens.pad"];
+
+/// The longest configuration file. What it becomes in memory is many times larger.
+const LONGEST_FILE: u64 = 1 << 20;
 
 /// The keys of `model.rope_scaling`, of all its types.
 const ROPE_SCALING: &[&str] = &[
@@ -143,7 +146,7 @@ fn layers(file: Option<&Path>, overrides: &[String]) -> Result<Vec<(Table, Strin
     let mut layers = Vec::new();
     if let Some(path) = file {
         let name = path.display().to_string();
-        let text = fs::read_to_string(path).map_err(|e| Error::Config(format!("{name}: {e}")))?;
+        let text = files::read_text(path, LONGEST_FILE).map_err(|e| Error::Config(e.to_string()))?;
         layers.push((parse(&text, &name)?, name));
     }
     for text in overrides {

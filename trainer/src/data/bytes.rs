@@ -1,11 +1,11 @@
 //! The contents of a file without a copy in memory of the process.
 
 use std::fmt;
-use std::fs;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
+use dropless_core::files;
 use memmap2::Mmap;
 
 use crate::error::{Error, Result};
@@ -24,16 +24,12 @@ impl Bytes {
     /// Maps a regular file. It must stay as it is as long as it is in use: one that becomes shorter ends the process.
     ///
     /// # Errors
-    /// [`Error::Data`] for what is no regular file, [`Error::Io`].
+    /// [`Error::Checkpoint`] for what is no regular file, [`Error::Io`].
     pub fn map(path: &Path) -> Result<Bytes> {
-        let metadata = fs::metadata(path).map_err(Error::io(path))?;
-        if !metadata.is_file() {
-            return Err(Error::Data(format!("{}: it is not a regular file", path.display())));
-        }
-        if metadata.len() == 0 {
+        let (file, size) = files::open(path)?;
+        if size == 0 {
             return Ok(Bytes::from(Vec::new()));
         }
-        let file = fs::File::open(path).map_err(Error::io(path))?;
         // SAFETY: the bytes are only read, and any value of a byte is one. That the file keeps its length is what the
         // documentation asks of the user; the system ends a process that reads past the end, it never reads other memory.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;

@@ -5,6 +5,7 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use dropless_core::files;
 use dropless_model::hf::SpecialTokens;
 use serde_json::Value;
 
@@ -19,7 +20,7 @@ pub const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 /// Files that go with a tokenizer wherever it goes. `generation_config.json` is not among them: it is the model's.
-const COPIED: [&str; 4] = [TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "chat_template.jinja"];
+pub(crate) const COPIED: [&str; 4] = [TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "chat_template.jinja"];
 /// The largest of these files that makes any sense.
 const LARGEST: u64 = 1 << 28;
 /// A longer text goes through a `tokenizer.json` in pieces of about this many bytes, each up to the end of a line.
@@ -67,8 +68,8 @@ impl Tokenizer {
         let file = if path.is_dir() { path.join(TOKENIZER) } else { path.to_owned() };
         let folder = file.parent().unwrap_or(Path::new(""));
         let fails = |what: String| Error::Data(format!("{}: {what}", file.display()));
-        let read = |path: &Path| -> Result<Vec<u8>> { Ok(dropless_model::hf::files::read(path, LARGEST)?) };
-        if !file.is_file() {
+        let read = |path: &Path| -> Result<Vec<u8>> { Ok(files::read(path, LARGEST)?) };
+        if !file.exists() {
             return Err(fails(
                 "there is no such tokenizer (data.tokenizer is \"byte\", a tokenizer.json, or a directory \
                  that has one)"
@@ -77,7 +78,7 @@ impl Tokenizer {
         }
         let json = read(&file)?;
         let beside = |name: &str| match folder.join(name) {
-            path if path.is_file() => read(&path).map(Some),
+            path if path.exists() => read(&path).map(Some),
             _ => Ok(None),
         };
         let (config, generation) = (beside(TOKENIZER_CONFIG)?, beside(GENERATION_CONFIG)?);
@@ -355,23 +356,33 @@ pub struct Kept {
     pub files: Vec<(&'static str, Vec<u8>)>,
 }
 
-/// The folder of a run's tokenizer in its directory, and a file in it.
-const KEPT: &str = "tokenizer";
+/// The file of a run's tokenizer with its special tokens.
 const KEPT_TOKENS: &str = "special_tokens.json";
 
 impl Kept {
+    /// The folder of a run's tokenizer in its directory.
+    pub(crate) const FOLDER: &str = "tokenizer";
+
+    /// Removes what [`write`](Kept::write) wrote there. What cannot be removed stays.
+    pub(crate) fn remove(out: &Path) {
+        let folder = out.join(Kept::FOLDER);
+        for name in COPIED.into_iter().chain([KEPT_TOKENS]) {
+            let _ = fs::remove_file(folder.join(name));
+        }
+        let _ = fs::remove_dir(folder);
+    }
+
     /// Writes a tokenizer's files into a run's directory, from where its checkpoints have them. Bytes have none.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn write(tokenizer: &Tokenizer, out: &Path) -> Result<()> {
         let Some(tokens) = tokenizer.special_tokens() else { return Ok(()) };
-        let folder = out.join(KEPT);
+        let folder = out.join(Kept::FOLDER);
         fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
         let tokens = serde_json::to_vec(tokens).unwrap_or_else(|e| unreachable!("plain data: {e}"));
         for (name, contents) in tokenizer.files().iter().chain([&(KEPT_TOKENS, tokens)]) {
-            let path = folder.join(name);
-            fs::write(&path, contents).map_err(Error::io(&path))?;
+            files::replace(&folder.join(name), contents)?;
         }
         Ok(())
     }
@@ -381,11 +392,11 @@ impl Kept {
     /// # Errors
     /// [`Error::Checkpoint`] and [`Error::Io`].
     pub fn read(out: &Path) -> Result<Option<Kept>> {
-        let folder = out.join(KEPT);
+        let folder = out.join(Kept::FOLDER);
         if !folder.join(KEPT_TOKENS).exists() {
             return Ok(None);
         }
-        let read = |name: &str| dropless_model::hf::files::read(&folder.join(name), LARGEST);
+        let read = |name: &str| files::read(&folder.join(name), LARGEST);
         let tokens = serde_json::from_slice(&read(KEPT_TOKENS)?)
             .map_err(|e| Error::checkpoint(folder.join(KEPT_TOKENS), format!("is damaged: {e}")))?;
         let mut files = Vec::new();

@@ -5,6 +5,7 @@
 //! `state` exchanges tensors with checkpoints, `ranks` runs the ranks of this process, `in_memory` leaves no files behind,
 //! `reference` computes another framework's model directory.
 
+pub mod directory;
 mod evaluate;
 mod in_memory;
 mod inputs;
@@ -17,8 +18,7 @@ mod staging;
 pub mod state;
 mod step;
 
-use std::fs::{self, File, TryLockError};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread::Scope;
 use std::time::Instant;
 
@@ -44,15 +44,11 @@ use crate::output;
 use crate::progress::Progress;
 use crate::schedule;
 use crate::stop::{Reason, Request};
+use directory::Directory;
 use evaluate::{Beside, Mean};
 use notice::Notice;
 pub(crate) use saver::Completed;
 use saver::Saver;
-
-/// The file with a run's effective configuration; it is there as soon as the run has begun.
-pub const CONFIG: &str = "config.toml";
-/// The file that a process which trains a run holds.
-pub const LOCK: &str = "lock";
 
 /// What a run came to.
 #[derive(Clone, Debug)]
@@ -85,7 +81,7 @@ struct Run<'a> {
 /// process of the first rank.
 ///
 /// # Errors
-/// A configuration or text that does not fit, a checkpoint that cannot be read or written, [`Error::NonFinite`], and
+/// A directory that another process holds, or that is not one for such a run; a configuration or text that does not fit, a checkpoint that cannot be read or written, [`Error::NonFinite`], and
 /// failures of the ranks. The checkpoints written before stay.
 pub fn run(config: &Config, options: &TrainOptions) -> Result<Option<Summary>> {
     config.check(options.ranks, options.expert_ranks())?;
@@ -102,11 +98,20 @@ pub fn run_on(ranks: Vec<Box<dyn Backend>>, config: &Config, options: &TrainOpti
     config.check(groups.0, groups.1)?;
     config.check_initial()?;
     config.check_data()?;
+    if !ranks::lead(&ranks) {
+        return on_ranks(ranks, config, options);
+    }
+    let claim = || Directory::claim(&options.out, options.resume);
+    let directory = away(&ranks.iter().map(|rank| &**rank).collect::<Vec<_>>(), claim)?;
+    on_ranks(ranks, config, options).inspect_err(|_| directory.give_up())
+}
+
+/// Trains on ranks that are open.
+fn on_ranks(ranks: Vec<Box<dyn Backend>>, config: &Config, options: &TrainOptions) -> Result<Option<Summary>> {
     let all: Vec<&dyn Backend> = ranks.iter().map(|rank| &**rank).collect();
     let need = Need::of(&ranks, config, options)?;
     need.check()?;
     let run = away(&all, || Run::load(config, options, need))?;
-    let _lock = if ranks::lead(&ranks) { Some(lock(&options.out)?) } else { None };
     let end = ranks::run(ranks, |backend| std::thread::scope(|scope| Rank::new(&run, backend, scope)?.train()));
     options.stop.set_training(false);
     Ok(end?.map(|End { steps, loss, without_targets, validation, saved, stopped }| {
@@ -114,27 +119,6 @@ pub fn run_on(ranks: Vec<Box<dyn Backend>>, config: &Config, options: &TrainOpti
         let validation = evaluate::described(&run.texts, validation);
         Summary { steps, loss, without_targets, validation, digest, checkpoint, stopped }
     }))
-}
-
-/// Holds the run in `out` until it is dropped, so that no other process writes there; the system lets go of it when this
-/// one is killed.
-fn lock(out: &Path) -> Result<File> {
-    let path = out.join(LOCK);
-    let file = File::create(&path).map_err(Error::io(&path))?;
-    match file.try_lock() {
-        Err(TryLockError::WouldBlock) => {
-            Err(Error::Usage(format!("{}: another process is training this run", out.display())))
-        }
-        // Some file systems have no locks.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
-    }
-}
-
-/// Written under another name first, so that a run never has half a configuration.
-fn write_config(out: &Path, config: &Config) -> Result<()> {
-    let (temporary, path) = (out.join("config.toml.tmp"), out.join(CONFIG));
-    fs::write(&temporary, config.to_toml()).map_err(Error::io(&temporary))?;
-    fs::rename(&temporary, &path).map_err(Error::io(&path))
 }
 
 impl<'a> Run<'a> {
@@ -160,11 +144,11 @@ impl<'a> Run<'a> {
         checkpoint::remove_incomplete(out)?.iter().for_each(output::tell);
         let found = checkpoint::newest(out)?;
         found.notes.iter().for_each(output::tell);
-        if let Some(checkpoint) = &found.checkpoint {
-            checkpoint.state.config.check_continues_as(self.config)?;
-            checkpoint.state.text.check_continues_as(&self.texts.record)?;
-        }
-        Ok(found.checkpoint)
+        let nothing = || Error::Usage(format!("--resume: {} has no checkpoint any more", out.display()));
+        let checkpoint = found.checkpoint.ok_or_else(nothing)?;
+        checkpoint.state.config.check_continues_as(self.config)?;
+        checkpoint.state.text.check_continues_as(&self.texts.record)?;
+        Ok(Some(checkpoint))
     }
 }
 
@@ -237,9 +221,26 @@ impl<'scope, 'a> Rank<'scope, 'a> {
             saver.resumed(done, checkpoint::Saved { path, digest });
         }
         let stream = Stream::new(run.texts.train.clone(), train.sequence_length, train.seed, position)?;
-        let report = if backend.caps().rank == 0 {
-            Kept::write(&run.texts.tokenizer, &run.options.out)?;
-            write_config(&run.options.out, config)?;
+        let idle = saver.step().is_some() && done >= train.steps;
+        if idle && backend.caps().rank == 0 {
+            output::say(format_args!(
+                "nothing to do: the run has {}, and train.steps is {}",
+                count(done, "step"),
+                train.steps
+            ));
+        }
+        let report = if backend.caps().rank == 0 && !idle {
+            let out = &run.options.out;
+            let metrics = match saver.step() {
+                None => Metrics::begin(out)?,
+                Some(_) => {
+                    let (metrics, note) = Metrics::resume(out, done)?;
+                    note.iter().for_each(output::tell);
+                    metrics
+                }
+            };
+            directory::write_config(out, config)?;
+            Kept::write(&run.texts.tokenizer, out)?;
             config.warnings().iter().for_each(output::tell);
             let progress = Progress::new(train.steps, done, train.log_interval);
             let caps = backend.caps();
@@ -257,7 +258,7 @@ impl<'scope, 'a> Rank<'scope, 'a> {
             ));
             progress.note(&format!("{total} parameters, {active} of them active for a token"));
             format!("memory\n{}", run.need).lines().for_each(|line| progress.note(line));
-            Some(Report { metrics: Metrics::open(&run.options.out, done)?, progress })
+            Some(Report { metrics, progress })
         } else {
             None
         };

@@ -85,6 +85,8 @@ fn zero(parts: &Architecture) -> Vec<String> {
 }
 
 const LOGITS: &str = "logits.f32";
+/// More ids than any comparison needs.
+const MOST_IDS: usize = 1 << 22;
 const LOSS: &str = "loss.f32";
 /// What the name of a gradient begins with.
 pub(crate) const GRADIENT: &str = "grad.";
@@ -136,9 +138,12 @@ fn on_rank(
 }
 
 fn batch(expected: &TensorFiles, path: &Path, vocabulary: usize) -> Result<Batch> {
-    let ids = expected.ids("input_ids")?;
     let bad = |what: String| Error::checkpoint(path, what);
     let shape = expected.shape("input_ids")?;
+    if shape.iter().try_fold(1, |count: usize, &n| count.checked_mul(n)).is_none_or(|count| count > MOST_IDS) {
+        return Err(bad(format!("input_ids has shape {shape:?}, expected at most {MOST_IDS} ids")));
+    }
+    let ids = expected.ids("input_ids")?;
     let sequence = match *shape {
         [_, tokens] if tokens > 0 => tokens,
         _ => return Err(bad(format!("input_ids has shape {shape:?}, expected [sequences, tokens]"))),

@@ -10,10 +10,11 @@
 //!
 //! A process that was ended goes on after the last line of the journal; what is in the files beyond it is cut off.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use dropless_core::files;
 use serde::{Deserialize, Serialize};
 
 use super::{Encoded, Extent, Job, with_extension};
@@ -52,6 +53,9 @@ struct Partial {
     /// Chunks that are done.
     done: usize,
 }
+
+/// The longest journal: that of ten million chunks.
+const LONGEST_JOURNAL: u64 = 1 << 30;
 
 const FILES: [&str; 3] = ["bin", "lengths", "ends"];
 
@@ -110,7 +114,7 @@ fn rename(from: &Path, to: &Path) -> Result<()> {
 /// Makes the names in the folder of `path` durable.
 fn sync_parent(path: &Path) -> Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(parent).and_then(|parent| parent.sync_all()).map_err(Error::io(parent))
+    Ok(files::sync_directory(parent)?)
 }
 
 impl Partial {
@@ -118,19 +122,14 @@ impl Partial {
     fn open(folder: &Path, job: &str, renamed: bool) -> Result<Partial> {
         fs::create_dir_all(folder).map_err(Error::io(folder))?;
         let path = folder.join("journal");
-        let open = |path: &Path| {
-            let options = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
-            options.map_err(Error::io(path))
-        };
-        let mut journal = open(&path)?;
+        let mut journal = files::change(&path)?;
         if let Err(TryLockError::WouldBlock) = journal.try_lock() {
             return Err(Error::Usage(format!("{}: another process is writing it", folder.display())));
         }
-        let mut text = String::new();
-        journal.read_to_string(&mut text).map_err(Error::io(&path))?;
+        let text = files::read(&path, LONGEST_JOURNAL)?;
         let (mut kept, mut extent, mut done) = (0, Extent::default(), 0);
-        for line in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-            match serde_json::from_str(line) {
+        for line in text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n")) {
+            match serde_json::from_slice(line) {
                 Ok(Entry::Job { job: found }) if kept == 0 && found == job => {}
                 Ok(Entry::Job { .. }) if kept == 0 => {
                     let folder = folder.display();
@@ -153,7 +152,7 @@ impl Partial {
         let sizes = [extent.ids, 4 * extent.sequences, 8 * extent.documents];
         let resume = |(name, size): (&str, u64)| {
             let path = folder.join(name);
-            let mut file = open(&path)?;
+            let mut file = files::change(&path)?;
             let found = file.metadata().map_err(Error::io(&path))?.len();
             if found < size {
                 let what = format!("is damaged: it has {found} bytes, but {size} were written; remove its folder");
@@ -164,7 +163,7 @@ impl Partial {
         };
         let [bin, lengths, ends] = match renamed {
             // Nothing is written any more.
-            true => [open(&path)?, open(&path)?, open(&path)?],
+            true => [files::change(&path)?, files::change(&path)?, files::change(&path)?],
             false => {
                 let [bin, lengths, ends] = FILES;
                 [resume((bin, sizes[0]))?, resume((lengths, sizes[1]))?, resume((ends, sizes[2]))?]
@@ -192,8 +191,9 @@ impl Partial {
     fn index(&mut self, job: &Job<'_>) -> Result<()> {
         let path = self.folder.join("idx");
         let size = job.id_type().size() as u64;
-        let mut write = || -> std::io::Result<()> {
-            let mut out = BufWriter::new(File::create(&path)?);
+        let file = files::create(&path)?;
+        let write = || -> std::io::Result<()> {
+            let mut out = BufWriter::new(file);
             out.write_all(&indexed::header(job.id_type(), self.extent.sequences, self.extent.documents))?;
             self.lengths.rewind()?;
             std::io::copy(&mut self.lengths, &mut out)?;
