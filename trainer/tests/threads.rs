@@ -62,7 +62,9 @@ fn assert_all(refusals: &[String], threads: &[&str]) {
 fn f17_a_refused_thread_of_a_run_is_one_line() {
     let dir = workplace();
     let arguments = "train small.toml --backend host --threads 2 --ranks 4 --out run";
-    let refusals = with_ever_more_threads(dir.path(), arguments);
+    let mut refusals = with_ever_more_threads(dir.path(), arguments);
+    // Between two threads there may be too little for the model.
+    refusals.retain(|line| !line.starts_with("error: memory: the host needs "));
     let ranks = ["no thread for rank 1: ", "no thread for rank 3: "];
     let others = [
         "no thread for what this program prints: ",

@@ -74,14 +74,20 @@ impl Run {
     /// The steps that the metrics have, of which a line that was cut off is none.
     fn steps(&self) -> Vec<u64> {
         let lines = fs::read_to_string(self.out.join("metrics.jsonl")).unwrap_or_default();
-        let step = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64();
+        let step = |line: &str| {
+            let line = serde_json::from_str::<serde_json::Value>(line).ok()?;
+            line.get("loss").and(line.get("step"))?.as_u64()
+        };
         lines.lines().filter_map(step).collect()
     }
 
-    /// Asserts that no more is lost than the steps since a checkpoint that was due.
+    /// Asserts that no more is lost than the steps since a checkpoint that was due, and the one that was being written.
     fn assert_little_lost(&self, what: &str) {
         let (done, saved) = (self.steps().last().copied().unwrap_or(0), self.saved().unwrap_or(0));
-        assert!(done <= saved + INTERVAL, "{what}: {done} steps were done, the newest checkpoint is of step {saved}");
+        assert!(
+            done <= saved + 2 * INTERVAL,
+            "{what}: {done} steps were done, the newest checkpoint is of step {saved}"
+        );
     }
 
     /// Asserts that the run has ended as one that nothing disturbs, and left nothing else behind.
