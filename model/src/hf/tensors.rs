@@ -116,7 +116,7 @@ impl Head {
 /// syncs it, and returns its record.
 ///
 /// # Errors
-/// As [`write`], those of `produce`, and [`Error::Checkpoint`] for a tensor that comes with another number of bytes.
+/// As [`write()`], those of `produce`, and [`Error::Checkpoint`] for a tensor that comes with another number of bytes.
 pub fn write_streamed<E: From<Error>>(
     path: &Path,
     heads: &[Head],
