@@ -23,9 +23,14 @@ __device__ __forceinline__ Scale mxfp8_scale(float amax) {
 }
 
 __device__ __forceinline__ Scale fp8_scale(float amax) {
-    const float exact = usable(amax) ? fminf(448.0f / amax, LARGEST) : 1.0f;
-    const float factor = OPTION == 1 ? exact : __uint_as_float(__float_as_uint(exact) & 0xFF800000u);
-    return {__float_as_uint(1.0f / factor), factor};
+    if constexpr (OPTION == 1) {
+        const float factor = usable(amax) ? fminf(448.0f / amax, LARGEST) : 1.0f;
+        return {__float_as_uint(1.0f / factor), factor};
+    }
+    // The quotient's exponent without a division: 448 is 1.75 * 2^8, and the largest factor 2^127.
+    const u32 bits = __float_as_uint(amax), smaller = (bits & 0x7FFFFFu) > 0x600000u ? 1 : 0;
+    const u32 exponent = usable(amax) ? min(262 - (bits >> 23) - smaller, 254u) : 127;
+    return {exponent == 254 ? 0x400000u : (254 - exponent) << 23, __uint_as_float(exponent << 23)};
 }
 
 // `whole`: the amax of the tensor.

@@ -1,15 +1,15 @@
 // Blocks along rows, along columns, or both from one reading: NUMERICS.md, "Block formats".
 //
-// A thread block has a tile of ROWS rows and 128 columns; a thread 4 consecutive rows of 8 columns, in registers, so that
-// 16 lanes read 256 contiguous bytes of bf16. ROWS is the block where a scale spans rows, so that every scale is made
-// within one thread block; else 32. Shared memory, at most 26 KiB: the amaxes of the warps, those of the columns and
-// their factors, and the codes of FP8 blocks while they are transposed.
+// A thread block has a tile of ROWS rows and 128 columns; a thread 8 consecutive rows of 8 columns, in registers, so that
+// 16 lanes read 256 contiguous bytes of bf16 and a thread has 8 such loads under way. ROWS is the block where a scale
+// spans rows, so that every scale is made within one thread block; else 32. Shared memory, at most 21 KiB: the amaxes of
+// the warps, those of the columns' factors, and the codes of FP8 blocks while they are transposed.
 //
 // Constants: ROWS; SQUARE (1: a scale for each square); those of blocks.cuh.
 
 constexpr u32 COLUMNS = 128;
 constexpr u32 OCTETS = COLUMNS / 8;
-constexpr u32 STRIP = 4;
+constexpr u32 STRIP = 8;
 constexpr u32 THREADS = ROWS / STRIP * OCTETS;
 constexpr u32 WARPS = THREADS / LANES;
 // Lanes whose octets make a block.
@@ -17,12 +17,13 @@ constexpr u32 BLOCK_LANES = BLOCK / 8;
 constexpr bool TRANSPOSED = FORMAT == FP8_BLOCK;
 // FP8 blocks store one scale for a square, the others one for each of its rows or columns.
 constexpr bool ONE_SCALE = SQUARE == 1 && FORMAT == FP8_BLOCK;
-// Words of a column of transposed codes, and from an octet of columns to the next: the padding spreads them over the
+constexpr bool ACROSS_ROWS = column_codes_given || SQUARE == 1;
+// Bytes of a column of transposed codes, and from an octet of columns to the next: the padding spreads them over the
 // banks and keeps columns at multiples of 16 bytes.
-constexpr u32 TURNED_COLUMN = ROWS / STRIP;
-constexpr u32 TURNED_OCTET = 8 * TURNED_COLUMN + 4;
+constexpr u32 TURNED_COLUMN = ROWS;
+constexpr u32 TURNED_OCTET = 8 * TURNED_COLUMN + 16;
 
-// The rows of a tile: `begin` to `end` of the input, in the stacked matrix `matrix` its `block`th.
+// The rows of a tile: `begin` to `end` of what is quantized, in the stacked matrix `matrix` its `block`th.
 struct Rows {
     u32 begin, end, matrix, block;
 };
@@ -34,22 +35,22 @@ __device__ __forceinline__ bool aligned(const void* at, u32 bytes) {
 
 __device__ __forceinline__ u32 blocks_of(u32 extent, u32 block) { return (extent + block - 1) / block; }
 
+// By a whole warp.
 __device__ __forceinline__ Rows rows_of(const Given& given, u32 tile) {
     const Scalars& p = given.scalars;
     const u32 place = tile * ROWS;
     if constexpr (padded_given) {
-        if (place >= given.padded[p.groups]) {
-            return {};
+        // The last group that begins at or before the place: empty groups begin where their successor does. A lane looks at
+        // a group, 32 of them at a time.
+        u32 group = 0;
+        for (u32 first = 0; first < p.groups; first += LANES) {
+            const u32 next = first + lane_id() + 1;
+            const u32 past = __popc(__ballot_sync(ALL_LANES, next <= p.groups && given.padded[next] <= place));
+            group += past;
+            if (past < LANES) break;
         }
-        // The last group that begins at or before the place: empty groups begin where their successor does.
-        u32 group = 0, beyond = p.groups;
-        while (beyond - group > 1) {
-            const u32 middle = group + (beyond - group) / 2;
-            if (given.padded[middle] <= place) {
-                group = middle;
-            } else {
-                beyond = middle;
-            }
+        if (group == p.groups) {
+            return {};
         }
         const u32 begin = given.offsets[group] + (place - given.padded[group]);
         return {begin, min(begin + ROWS, min(given.offsets[group + 1], p.rows)), 0, tile};
@@ -62,6 +63,94 @@ __device__ __forceinline__ Rows rows_of(const Given& given, u32 tile) {
     }
 }
 
+// Eight neighbours of a row, +0 at first, and a maximum of their magnitudes that ignores NaN.
+template <u32 BYTES>
+struct Octet;
+
+template <>
+struct Octet<2> {
+    u32 pairs[4] = {};
+
+    __device__ __forceinline__ float at(u32 i) const {
+        return __uint_as_float(i % 2 == 0 ? pairs[i / 2] << 16 : pairs[i / 2] & 0xFFFF0000u);
+    }
+
+    __device__ __forceinline__ void load(const bf16* from) {
+        const uint4 quad = fetch(quads(from));
+        pairs[0] = quad.x, pairs[1] = quad.y, pairs[2] = quad.z, pairs[3] = quad.w;
+    }
+
+    __device__ __forceinline__ void load(const bf16* from, u32 count) {
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            if (i < count) pairs[i / 2] |= u32(from[i].bits) << i % 2 * 16;
+        }
+    }
+
+    // In each place the larger magnitude.
+    __device__ __forceinline__ void raise(const Octet& x) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) pairs[i] = larger(pairs[i], x.pairs[i] & 0x7FFF7FFFu);
+    }
+
+    __device__ __forceinline__ void raise_across(u32 lanes) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) pairs[i] = larger(pairs[i], __shfl_xor_sync(ALL_LANES, pairs[i], lanes));
+    }
+
+    __device__ __forceinline__ float largest() const {
+        const u32 two = larger(larger(pairs[0] & 0x7FFF7FFFu, pairs[1] & 0x7FFF7FFFu),
+                               larger(pairs[2] & 0x7FFF7FFFu, pairs[3] & 0x7FFF7FFFu));
+        return fmaxf(fmaxf(__uint_as_float(two << 16), __uint_as_float(two & 0xFFFF0000u)), 0.0f);
+    }
+
+   private:
+    static __device__ __forceinline__ u32 larger(u32 x, u32 y) {
+        u32 result;
+        asm("max.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(x), "r"(y));
+        return result;
+    }
+};
+
+template <>
+struct Octet<4> {
+    float values[8] = {};
+
+    __device__ __forceinline__ float at(u32 i) const { return values[i]; }
+
+    __device__ __forceinline__ void load(const float* from) {
+        const Run run = load_run<true>(from, 0, RUN);
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) values[i] = run.at[i];
+    }
+
+    __device__ __forceinline__ void load(const float* from, u32 count) {
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            if (i < count) values[i] = from[i];
+        }
+    }
+
+    __device__ __forceinline__ void raise(const Octet& x) {
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) values[i] = fmaxf(values[i], fabsf(x.values[i]));
+    }
+
+    __device__ __forceinline__ void raise_across(u32 lanes) {
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) values[i] = fmaxf(values[i], __shfl_xor_sync(ALL_LANES, values[i], lanes));
+    }
+
+    __device__ __forceinline__ float largest() const {
+        float amax = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) amax = fmaxf(amax, fabsf(values[i]));
+        return amax;
+    }
+};
+
+using Elements = Octet<sizeof(*Given::x)>;
+
 // The largest value of the lanes whose octets make a block. None is NaN.
 __device__ __forceinline__ float block_max(float value) {
 #pragma unroll
@@ -71,19 +160,14 @@ __device__ __forceinline__ float block_max(float value) {
     return value;
 }
 
-// The codes of eight values: two words of e4m3.
-__device__ __forceinline__ uint2 encode_e4m3(const float (&x)[8], const float (&factor)[8]) {
-    u32 pairs[4];
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) {
-        pairs[i] = e4m3_pair(x[2 * i] * factor[2 * i], x[2 * i + 1] * factor[2 * i + 1]);
-    }
-    return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+// Four values of e4m3 in a word, the first in the low byte.
+__device__ __forceinline__ u32 e4m3_quad(float x0, float x1, float x2, float x3) {
+    return e4m3_pair(x0, x1) | e4m3_pair(x2, x3) << 16;
 }
 
 // The codes of eight values: a word of e2m1. `block` is the place of their block in the tensor, `half` theirs in it; each
 // value has a byte of the block's random words.
-__device__ __forceinline__ uint2 encode_e2m1(const Scalars& p, const float (&x)[8], float factor, u64 block, u32 half) {
+__device__ __forceinline__ uint2 encode_e2m1(const Scalars& p, const Elements& x, float factor, u64 block, u32 half) {
     u32 random[2] = {};
     if constexpr (OPTION == 1) {
         const uint4 words = philox4x32({p.key_low, p.key_high}, {u32(block), u32(block >> 32), p.stream, 0});
@@ -93,7 +177,7 @@ __device__ __forceinline__ uint2 encode_e2m1(const Scalars& p, const float (&x)[
     u32 codes = 0;
 #pragma unroll
     for (u32 i = 0; i < 8; ++i) {
-        const float scaled = x[i] * factor;
+        const float scaled = x.at(i) * factor;
         const u32 byte = random[i / 4] >> (i % 4 * 8) & 0xFFu;
         codes |= u32(OPTION == 1 ? e2m1_from_f32_stochastic(scaled, byte) : e2m1_from_f32(scaled)) << (4 * i);
     }
@@ -119,123 +203,162 @@ __device__ __forceinline__ void store_codes(u8* at, uint2 codes, u32 count) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
+// The result of blocks along the rows.
+__device__ __forceinline__ void put_rows(const Given& given, const Rows& rows, const Elements (&x)[STRIP], u32 row,
+                                         u32 column, u32 present, float whole, float square) {
+    const Scalars& p = given.scalars;
+    const u32 row_blocks = blocks_of(p.columns, BLOCK);
+    u8* codes = reinterpret_cast<u8*>(given.row_codes);
+#pragma unroll
+    for (u32 j = 0; j < STRIP; ++j) {
+        const Scale scale = block_scale(SQUARE == 1 ? square : block_max(x[j].largest()), whole);
+        if (row + j >= rows.end || present == 0) continue;
+        const u64 block = u64(row + j) * row_blocks + column / BLOCK, at = u64(row + j) * p.columns + column;
+        if constexpr (FORMAT == NVFP4) {
+            store_codes(codes + at / 2, encode_e2m1(p, x[j], scale.factor, block, column / 8 % 2), present);
+        } else {
+            const auto scaled = [&](u32 i) { return x[j].at(i) * scale.factor; };
+            const uint2 eight = {e4m3_quad(scaled(0), scaled(1), scaled(2), scaled(3)),
+                                 e4m3_quad(scaled(4), scaled(5), scaled(6), scaled(7))};
+            store_codes(codes + at, eight, present);
+        }
+        if (!ONE_SCALE && column % BLOCK == 0) store_scale(given.row_scales + block, scale);
+    }
+}
+
+// The result of blocks along the columns, stored as the input is. Matrices have whole blocks of rows, and groups are padded
+// to them.
+__device__ __forceinline__ void put_columns(const Given& given, u32 tile, const Elements (&x)[STRIP], u32 strip,
+                                            u32 column, u32 present, const float (&factor)[8]) {
+    const u32 columns = given.scalars.columns;
+    u8* codes = reinterpret_cast<u8*>(given.column_codes) + u64(tile * ROWS + strip * STRIP) * columns + column;
+#pragma unroll
+    for (u32 j = 0; j < STRIP; ++j) {
+        const auto scaled = [&](u32 i) { return x[j].at(i) * factor[i]; };
+        const uint2 eight = {e4m3_quad(scaled(0), scaled(1), scaled(2), scaled(3)),
+                             e4m3_quad(scaled(4), scaled(5), scaled(6), scaled(7))};
+        if (present > 0) store_codes(codes + u64(j) * columns, eight, present);
+    }
+}
+
+// The same, transposed.
+__device__ __forceinline__ void put_turned(const Given& given, const Rows& rows, const Elements (&x)[STRIP],
+                                           u32 octet, u32 strip, u32 left, const float (&factor)[8]) {
+    const Scalars& p = given.scalars;
+    __shared__ uint4 turned[OCTETS * TURNED_OCTET / sizeof(uint4)];
+    u8* own = reinterpret_cast<u8*>(turned) + octet * TURNED_OCTET + strip * STRIP;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+        const auto scaled = [&](u32 j) { return x[j].at(i) * factor[i]; };
+        *reinterpret_cast<uint2*>(own + i * TURNED_COLUMN) = {e4m3_quad(scaled(0), scaled(1), scaled(2), scaled(3)),
+                                                             e4m3_quad(scaled(4), scaled(5), scaled(6), scaled(7))};
+    }
+    __syncthreads();
+    // Rows of the tile in the result: padded groups have whole blocks.
+    const u32 height = padded_given ? ROWS : rows.end - rows.begin;
+    const u64 first = padded_given ? u64(rows.block) * ROWS
+                                   : u64(rows.matrix) * p.group_rows * p.columns + rows.block * ROWS;
+    constexpr u32 PIECES = ROWS / 16;
+    u8* codes = reinterpret_cast<u8*>(given.column_codes) + first + u64(left) * p.height;
+    for (u32 piece = threadIdx.x; piece < COLUMNS * PIECES; piece += THREADS) {
+        const u32 c = piece / PIECES, begin = piece % PIECES * 16;
+        if (left + c >= p.columns || begin >= height) {
+            continue;
+        }
+        const u32 from = c / 8 * TURNED_OCTET + c % 8 * TURNED_COLUMN + begin;
+        u8* at = codes + (u64(c) * p.height + begin);
+        if (height - begin >= 16 && aligned(at, 16)) {
+            *reinterpret_cast<uint4*>(at) = turned[from / 16];
+        } else {
+            for (u32 i = 0; i < min(16u, height - begin); ++i) {
+                at[i] = reinterpret_cast<const u8*>(turned)[from + i];
+            }
+        }
+    }
+}
+
+// The amaxes of the tile's columns (or of their squares), and their factors.
+struct OfColumns {
+    float amax[COLUMNS];
+    float factor[COLUMNS];
+};
+
+__device__ __forceinline__ void find_columns(const Given& given, u32 tile, u32 left, const Elements (&x)[STRIP],
+                                             u32 octet, float whole, OfColumns& of) {
+    const Scalars& p = given.scalars;
+    __shared__ float warp_amax[WARPS][COLUMNS + 4];
+    Elements amax;
+#pragma unroll
+    for (u32 j = 0; j < STRIP; ++j) amax.raise(x[j]);
+    // The two strips of a warp, then the warps.
+    amax.raise_across(OCTETS);
+    const float square = SQUARE == 1 ? block_max(amax.largest()) : 0.0f;
+    if (lane_id() < OCTETS) {
+        float* to = warp_amax[threadIdx.x / LANES] + octet * 8;
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) to[i] = SQUARE == 1 ? square : amax.at(i);
+    }
+    __syncthreads();
+    for (u32 c = threadIdx.x; c < COLUMNS; c += THREADS) {
+        float largest = 0.0f;
+#pragma unroll
+        for (u32 warp = 0; warp < WARPS; ++warp) largest = fmaxf(largest, warp_amax[warp][c]);
+        const Scale scale = block_scale(largest, whole);
+        of.amax[c] = largest;
+        of.factor[c] = scale.factor;
+        if (column_codes_given && !ONE_SCALE && left + c < p.columns) {
+            store_scale(given.column_scales + (u64(tile) * p.columns + left + c), scale);
+        }
+    }
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
     group_quantize(const __grid_constant__ Given given) {
     begin(given);
     const Scalars& p = given.scalars;
-    const u32 tiles_across = blocks_of(p.columns, COLUMNS), row_blocks = blocks_of(p.columns, BLOCK);
-    const u32 tile = blockIdx.x / tiles_across, across = blockIdx.x % tiles_across;
+    const u32 tiles_across = blocks_of(p.columns, COLUMNS);
+    const u32 tile = blockIdx.x / tiles_across, across = blockIdx.x % tiles_across, left = across * COLUMNS;
     const Rows rows = rows_of(given, tile);
     if (rows.begin >= rows.end) {
         return;
     }
     const u32 octet = threadIdx.x % OCTETS, strip = threadIdx.x / OCTETS;
-    const u32 row = rows.begin + strip * STRIP, column = across * COLUMNS + octet * 8;
+    const u32 row = rows.begin + strip * STRIP, column = left + octet * 8;
     const u32 present = column < p.columns ? min(8u, p.columns - column) : 0;
     float whole = 0.0f;
     if constexpr (whole_given) {
         whole = given.whole[0];
     }
 
-    // What lies beyond the rows or the columns counts as zero: it changes no amax, and its codes are zero.
-    Run x[STRIP] = {};
+    // What lies beyond the rows or the columns, and a gathered row that is not there, count as zero.
+    Elements x[STRIP];
     const bool vector = vectors(p.columns, given.x);
 #pragma unroll
     for (u32 j = 0; j < STRIP; ++j) {
-        const u64 at = u64(row + j) * p.columns + column;
-        if (row + j < rows.end && present > 0) {
-            x[j] = vector ? load_run<true>(given.x, at, RUN) : load_run<false>(given.x, at, present);
+        if (row + j >= rows.end || present == 0) continue;
+        u32 source = row + j;
+        if constexpr (gather_given) {
+            source = given.gather[row + j];
+            if (source >= p.sources) continue;
+        }
+        const auto* from = given.x + (u64(source) * p.columns + column);
+        if (vector) {
+            x[j].load(from);
+        } else {
+            x[j].load(from, present);
         }
     }
 
-    __shared__ float column_amax[COLUMNS], column_factor[COLUMNS];
-    if constexpr (column_codes_given || SQUARE == 1) {
-        __shared__ float4 warp_amax[WARPS][OCTETS][2];
-        float amax[8] = {};
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) {
-#pragma unroll
-            for (u32 j = 0; j < STRIP; ++j) {
-                amax[i] = fmaxf(amax[i], fabsf(x[j].at[i]));
-            }
-        }
-        if constexpr (SQUARE == 1) {
-            float largest = 0.0f;
-#pragma unroll
-            for (u32 i = 0; i < 8; ++i) {
-                largest = fmaxf(largest, amax[i]);
-            }
-            largest = block_max(largest);
-#pragma unroll
-            for (u32 i = 0; i < 8; ++i) {
-                amax[i] = largest;
-            }
-        }
-        // The two strips of a warp, then the warps.
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) {
-            amax[i] = fmaxf(amax[i], __shfl_xor_sync(ALL_LANES, amax[i], OCTETS));
-        }
-        if (lane_id() < OCTETS) {
-            warp_amax[threadIdx.x / LANES][octet][0] = {amax[0], amax[1], amax[2], amax[3]};
-            warp_amax[threadIdx.x / LANES][octet][1] = {amax[4], amax[5], amax[6], amax[7]};
-        }
-        __syncthreads();
-        for (u32 c = threadIdx.x; c < COLUMNS; c += THREADS) {
-            const float* of_warps = reinterpret_cast<const float*>(warp_amax) + c;
-            float largest = of_warps[0];
-            for (u32 warp = 1; warp < WARPS; ++warp) {
-                largest = fmaxf(largest, of_warps[warp * COLUMNS]);
-            }
-            const Scale scale = block_scale(largest, whole);
-            column_amax[c] = largest;
-            column_factor[c] = scale.factor;
-            const u32 of_column = across * COLUMNS + c;
-            if constexpr (column_codes_given && !ONE_SCALE) {
-                if (of_column < p.columns) {
-                    const u64 place = TRANSPOSED ? u64(of_column) * (p.height / BLOCK) + tile
-                                                 : u64(tile) * p.columns + of_column;
-                    store_scale(given.column_scales + place, scale);
-                }
-            }
-        }
-        __syncthreads();
-    }
-
+    __shared__ OfColumns of;
+    if constexpr (ACROSS_ROWS) find_columns(given, tile, left, x, octet, whole, of);
     if constexpr (row_codes_given) {
-        u8* codes = reinterpret_cast<u8*>(given.row_codes);
-#pragma unroll
-        for (u32 j = 0; j < STRIP; ++j) {
-            float amax = 0.0f;
-            if constexpr (SQUARE == 1) {
-                amax = column_amax[octet * 8];
-            } else {
-#pragma unroll
-                for (u32 i = 0; i < 8; ++i) {
-                    amax = fmaxf(amax, fabsf(x[j].at[i]));
-                }
-                amax = block_max(amax);
-            }
-            const Scale scale = block_scale(amax, whole);
-            const u64 block = u64(row + j) * row_blocks + column / BLOCK;
-            if (row + j < rows.end && present > 0) {
-                const u64 at = u64(row + j) * p.columns + column;
-                if constexpr (FORMAT == NVFP4) {
-                    store_codes(codes + at / 2, encode_e2m1(p, x[j].at, scale.factor, block, octet % 2), present);
-                } else {
-                    const float f = scale.factor;
-                    store_codes(codes + at, encode_e4m3(x[j].at, {f, f, f, f, f, f, f, f}), present);
-                }
-                if (!ONE_SCALE && column % BLOCK == 0) {
-                    store_scale(given.row_scales + block, scale);
-                }
-            }
-        }
+        put_rows(given, rows, x, row, column, present, whole, SQUARE == 1 ? of.amax[octet * 8] : 0.0f);
     }
     if constexpr (ONE_SCALE) {
         if (threadIdx.x == 0) {
-            const u32 down = blocks_of(p.group_rows, BLOCK);
-            const Scale scale = block_scale(column_amax[0], whole);
+            const u32 down = blocks_of(p.group_rows, BLOCK), row_blocks = blocks_of(p.columns, BLOCK);
+            const Scale scale = block_scale(of.amax[0], whole);
             if constexpr (row_codes_given) {
                 store_scale(given.row_scales + (u64(tile) * row_blocks + across), scale);
             }
@@ -244,55 +367,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
             }
         }
     }
-
     if constexpr (column_codes_given) {
-        u8* codes = reinterpret_cast<u8*>(given.column_codes);
-        const Run factor = load_run<false>(column_factor, octet * 8, RUN);
-        if constexpr (!TRANSPOSED) {
-            // Matrices have whole blocks of rows, and groups are padded to them.
-            for (u32 j = 0; j < STRIP && present > 0; ++j) {
-                const u64 at = u64(tile * ROWS + strip * STRIP + j) * p.columns + column;
-                store_codes(codes + at, encode_e4m3(x[j].at, factor.at), present);
-            }
+        float factor[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) factor[i] = of.factor[octet * 8 + i];
+        if constexpr (TRANSPOSED) {
+            put_turned(given, rows, x, octet, strip, left, factor);
         } else {
-            // A word has the codes of a strip in one column.
-            __shared__ uint4 turned[OCTETS * TURNED_OCTET / 4];
-            uint2 rows_codes[STRIP];
-#pragma unroll
-            for (u32 j = 0; j < STRIP; ++j) {
-                rows_codes[j] = encode_e4m3(x[j].at, factor.at);
-            }
-#pragma unroll
-            for (u32 i = 0; i < 8; ++i) {
-                u32 word = 0;
-#pragma unroll
-                for (u32 j = 0; j < STRIP; ++j) {
-                    const u32 four = i < 4 ? rows_codes[j].x : rows_codes[j].y;
-                    word |= (four >> (i % 4 * 8) & 0xFFu) << (8 * j);
-                }
-                reinterpret_cast<u32*>(turned)[octet * TURNED_OCTET + i * TURNED_COLUMN + strip] = word;
-            }
-            __syncthreads();
-            // Rows of the tile in the result: padded groups have whole blocks.
-            const u32 height = padded_given ? ROWS : rows.end - rows.begin;
-            const u64 first = padded_given ? u64(tile) * ROWS
-                                           : u64(rows.matrix) * p.group_rows * p.columns + rows.block * ROWS;
-            constexpr u32 PIECES = ROWS / 16;
-            for (u32 piece = threadIdx.x; piece < COLUMNS * PIECES; piece += THREADS) {
-                const u32 c = piece / PIECES, begin = piece % PIECES * 16, of_column = across * COLUMNS + c;
-                if (of_column >= p.columns || begin >= height) {
-                    continue;
-                }
-                const u32 at_word = c / 8 * TURNED_OCTET + c % 8 * TURNED_COLUMN + begin / 4;
-                u8* at = codes + (first + u64(of_column) * p.height + begin);
-                if (height - begin >= 16 && aligned(at, 16)) {
-                    *reinterpret_cast<uint4*>(at) = turned[at_word / 4];
-                } else {
-                    for (u32 i = 0; i < min(16u, height - begin); ++i) {
-                        at[i] = reinterpret_cast<const u8*>(turned)[at_word * 4 + i];
-                    }
-                }
-            }
+            put_columns(given, tile, x, strip, column, present, factor);
         }
     }
 }

@@ -91,7 +91,8 @@ __device__ __forceinline__ void end_part(const Given& given, const Tile& tile, u
     float x[SIMT_EACH] = {}, y[SIMT_EACH] = {};
 #pragma unroll
     for (u32 i = 0; i < SIMT_EACH; i++) {
-        if (row + i < tile.rows) x[i] = given.a_scale[row_scale_place(p, tile.row + row + i, term)];
+        const u32 source = row + i < tile.rows ? scaled_row(given, tile.row + row + i) : NONE;
+        if (source != NONE) x[i] = given.a_scale[row_scale_place(p, source, term)];
         const u32 c = tile.column + column + i;
         if (c < p.columns) y[i] = given.b_scale[column_scale_place(p, tile.group, c, term)];
     }

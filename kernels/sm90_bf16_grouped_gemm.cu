@@ -130,7 +130,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, 
     open(given, ring);
     if (threadIdx.x < WARPGROUP) {
         registers_give<PRODUCER_REGISTERS>();
-        produce(given, ring, tiles_at, [](u32, const Tile&, u32) {});
+        produce(given, ring, tiles_at);
     } else {
         registers_take<CONSUMER_REGISTERS>();
         consume(given, ring, tiles_at);

@@ -1,103 +1,198 @@
 // Grouped products of e4m3 factors with FP8-block scales on Hopper's tensor cores: NUMERICS.md, "Quantized operands".
 //
-// The frame is sm90_grouped_gemm.cuh; a stage is one block of 128 along the chain, with the scales of its rows and
-// columns beside it. The tensor cores make a block's part from zero, in four steps, and it is added to the result with
-// one fma. Codes are no smaller than 2^-9, so that, unlike in bf16, a step of zeros alone changes nothing.
+// The frame is sm90_grouped_gemm.cuh; a stage is one block of 128 along the chain. The tensor cores make a block's part
+// of 64 x 128 outputs from zero, in four steps, and it is added to the result with one fma, while the other warpgroup's
+// part is made. A tile of 256 columns is two such parts a stage, from the same rows. Codes are no smaller than 2^-9, so
+// that, unlike in bf16, a step of zeros alone changes nothing.
+//
+// Scales do not pass through the ring, but for those of columns where the groups divide the chain: a consumer's lanes
+// hold them for several blocks ahead.
 //
 // Tensors: a_scale and b_scale as in fp8_block_scales.cuh.
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-static_assert(TILE_CHAIN == BLOCK && TILE_COLUMNS == BLOCK && WARPGROUP == BLOCK, "a stage is a block");
+static_assert(TILE_CHAIN == BLOCK && WARPGROUP == BLOCK, "a stage is a block");
 
 constexpr u32 STEP_BYTES = 32, STEPS = ROW_BYTES / STEP_BYTES;
-// The columns of a tile share a scale, unless the groups divide the chain.
-constexpr u32 COLUMN_SCALES = RAGGED_CHAIN ? TILE_COLUMNS : 1;
+// Columns of a part, which share a scale unless the groups divide the chain.
+constexpr u32 PART = BLOCK, PARTS = TILE_COLUMNS / PART;
 
-struct Scales {
-    float row[STAGES][TILE_ROWS];
-    float column[STAGES][COLUMN_SCALES];
-
-    // By the threads of a warpgroup.
-    __device__ __forceinline__ void load(const Given& given, u32 stage, const Tile& tile, u32 term) {
-        const Scalars& p = given.scalars;
-        const u32 i = threadIdx.x;
-        if (i < tile.rows) {
-            const u64 place = row_scale_place(p, tile.row + i, term);
-            copy_async_4(shared_address(&row[stage][i]), given.a_scale + place);
+// The scales of a thread's two rows for four blocks, a block in each of the four lanes that have these rows.
+class RowScales {
+   public:
+    __device__ __forceinline__ RowScales(const Given& given, const Tile& tile, u32 first) : given(given), tile(tile) {
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u32 row = first + row_in_warp(half);
+            source[half] = row < tile.rows ? scaled_row(given, tile.row + row) : NONE;
         }
-        if (i < min(COLUMN_SCALES, p.columns - tile.column)) {
-            const u64 place = column_scale_place(p, tile.group, tile.column + i, term);
-            copy_async_4(shared_address(&column[stage][i]), given.b_scale + place);
+        fetch(0);
+    }
+
+    // Goes on to the terms from `done` on, a block: the next one, or the first.
+    __device__ __forceinline__ void enter(u32 done) {
+        if (done % AHEAD == 0) {
+            held[0] = next[0];
+            held[1] = next[1];
+            fetch(done + AHEAD);
+        }
+        const u32 lane = lane_id() / HELD * HELD + done / BLOCK % HELD;
+        row[0] = __shfl_sync(ALL_LANES, held[0], lane);
+        row[1] = __shfl_sync(ALL_LANES, held[1], lane);
+    }
+
+    float row[2];
+
+   private:
+    static constexpr u32 HELD = 4, AHEAD = HELD * BLOCK;
+
+    __device__ __forceinline__ void fetch(u32 done) {
+        const u32 mine = done + lane_id() % HELD * BLOCK;
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u64 place = row_scale_place(given.scalars, source[half], tile.first + mine);
+            next[half] = source[half] != NONE && mine < tile.terms ? given.a_scale[place] : 0.0f;
+        }
+    }
+
+    const Given& given;
+    const Tile& tile;
+    u32 source[2];
+    float held[2];
+    float next[2];
+};
+
+// The scales of the columns of COUNT parts in a group's own matrix, one for each part, for as many blocks as there are lanes.
+template <u32 COUNT>
+class MatrixScales {
+   public:
+    __device__ __forceinline__ MatrixScales(const Given& given, const Tile& tile) : given(given), tile(tile) {}
+
+    __device__ __forceinline__ void enter(u32 done) {
+        lane = done / BLOCK % LANES;
+        if (lane > 0) return;
+        const u32 mine = done + lane_id() * BLOCK;
+#pragma unroll
+        for (u32 part = 0; part < COUNT; part++) {
+            const u64 place = column_scale_place(given.scalars, tile.group, tile.column + part * PART, mine);
+            held[part] = mine < tile.terms ? given.b_scale[place] : 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ float column(u32 part) const { return __shfl_sync(ALL_LANES, held[part], lane); }
+
+   private:
+    const Given& given;
+    const Tile& tile;
+    u32 lane;
+    float held[COUNT];
+};
+
+// A consumer warpgroup's state.
+struct Consumer {
+    const Given& given;
+    Ring& ring;
+    const u32 tiles_at;
+    // The warpgroup's first row of a tile.
+    const u32 first;
+    Outlet outlet;
+    Place place;
+
+    // The results of a tile's first COUNT parts.
+    template <u32 COUNT>
+    __device__ __forceinline__ void make(const Tile& tile) {
+        float d[COUNT][PART / 2] = {}, part[PART / 2];
+        RowScales rows(given, tile, first + warp_row());
+        MatrixScales<COUNT> columns(given, tile);
+        for (u32 done = 0; done < tile.terms; done += TILE_CHAIN) {
+            const u32 stage = place.stage, at = tiles_at + stage * STAGE_BYTES;
+            const u64 a = descriptor(at + first * ROW_BYTES), b = descriptor(at + A_BYTES);
+            barrier_wait(ring.full + stage, place.parity);
+            if (copied(tile.terms - done)) fence_async();
+            rows.enter(done);
+            if constexpr (!RAGGED_CHAIN) columns.enter(done);
+#pragma unroll
+            for (u32 n = 0; n < COUNT; n++) {
+                wgmma_begin(part);
+#pragma unroll
+                for (u32 i = 0; i < STEPS; i++) {
+                    Wgmma<PART>::e4m3_shared(part, advanced(a, i * STEP_BYTES),
+                                             advanced(b, n * PART * ROW_BYTES + i * STEP_BYTES), i > 0);
+                }
+                wgmma_commit();
+                if constexpr (RAGGED_CHAIN) {
+                    wgmma_wait<0>(part);
+                    add(part, rows.row, ring.column_scales[stage] + n * PART, d[n]);
+                    if (n + 1 == COUNT) ring.leave(stage);
+                } else {
+                    const float column = columns.column(n), scale[2] = {rows.row[0] * column, rows.row[1] * column};
+                    wgmma_wait<0>(part);
+                    if (n + 1 == COUNT) ring.leave(stage);
+                    add(part, scale, d[n]);
+                }
+            }
+            place.advance();
+        }
+#pragma unroll
+        for (u32 n = 0; n < COUNT; n++) {
+            Tile part_of = tile;
+            part_of.column += n * PART;
+            outlet.put(part_of, first + warp_row(), d[n]);
+        }
+    }
+
+   private:
+    // sum = fma(part, scale of the row, sum)
+    static __device__ __forceinline__ void add(const float (&part)[PART / 2], const float (&scale)[2],
+                                               float (&sum)[PART / 2]) {
+#pragma unroll
+        for (u32 i = 0; i < PART / 2; i++) sum[i] = __fmaf_rn(part[i], scale[i / 2 % 2], sum[i]);
+    }
+
+    // The same with a scale for each row and one for each column.
+    static __device__ __forceinline__ void add(const float (&part)[PART / 2], const float (&row)[2],
+                                               const float* columns, float (&sum)[PART / 2]) {
+#pragma unroll
+        for (u32 i = 0; i < PART / 2; i += 4) {
+            const float2 column = *reinterpret_cast<const float2*>(columns + column_of(i / 4));
+            sum[i] = __fmaf_rn(part[i], row[0] * column.x, sum[i]);
+            sum[i + 1] = __fmaf_rn(part[i + 1], row[0] * column.y, sum[i + 1]);
+            sum[i + 2] = __fmaf_rn(part[i + 2], row[1] * column.x, sum[i + 2]);
+            sum[i + 3] = __fmaf_rn(part[i + 3], row[1] * column.y, sum[i + 3]);
         }
     }
 };
 
-// The sum of a tile's blocks for the 64 rows from `first` on.
-__device__ __forceinline__ void multiply(Ring& ring, Place& place, const Scales& scales, u32 tiles_at, u32 first,
-                                         u32 terms, float (&d)[TILE_COLUMNS / 2]) {
-    const u32 row = first + warp_row();
-    float part[TILE_COLUMNS / 2];
-    for (u32 done = 0; done < terms; done += TILE_CHAIN) {
-        const u32 stage = place.stage;
-        barrier_wait(ring.full + stage, place.parity);
-        if (copied(terms - done)) fence_async();
-        const u32 at = tiles_at + stage * STAGE_BYTES;
-        const u64 a = descriptor(at + first * ROW_BYTES), b = descriptor(at + A_BYTES);
-        wgmma_begin(part);
-#pragma unroll
-        for (u32 i = 0; i < STEPS; i++) {
-            Wgmma<TILE_COLUMNS>::e4m3_shared(part, advanced(a, i * STEP_BYTES), advanced(b, i * STEP_BYTES), i > 0);
-        }
-        wgmma_commit();
-        const float rows[2] = {scales.row[stage][row + row_in_warp(0)], scales.row[stage][row + row_in_warp(1)]};
-        wgmma_wait<0>(part);
-#pragma unroll
-        for (u32 i = 0; i < TILE_COLUMNS / 2; i++) {
-            const u32 column = RAGGED_CHAIN ? column_of(i / 4) + i % 2 : 0;
-            d[i] = __fmaf_rn(part[i], rows[i / 2 % 2] * scales.column[stage][column], d[i]);
-        }
-        ring.leave(stage);
-        place.advance();
-    }
-}
-
-__device__ __forceinline__ void consume(const Given& given, Ring& ring, const Scales& scales, u32 tiles_at) {
-    const u32 first = first_row();
+__device__ __forceinline__ void consume(const Given& given, Ring& ring, u32 tiles_at) {
     OutTiles tiles(given);
-    Outlet outlet(given, tiles_at);
-    Place place;
+    Consumer consumer{given, ring, tiles_at, first_row(), Outlet(given, tiles_at), Place()};
     Tile tile;
-    float d[TILE_COLUMNS / 2];
     for (u64 index = blockIdx.x; tiles.find(index, tile); index += gridDim.x) {
         const bool kept = ACCUMULATE && tile.terms == 0;
-        if (kept || first >= tile.rows) {
-            ring.skip(place, tile.terms);
-            continue;
+        if (kept || consumer.first >= tile.rows) {
+            consumer.ring.skip(consumer.place, tile.terms);
+        } else if (PARTS > 1 && given.scalars.columns - tile.column <= PART) {
+            consumer.make<1>(tile);
+        } else {
+            consumer.make<PARTS>(tile);
         }
-#pragma unroll
-        for (u32 i = 0; i < TILE_COLUMNS / 2; i++) d[i] = 0.0f;
-        multiply(ring, place, scales, tiles_at, first, tile.terms, d);
-        outlet.put(tile, first + warp_row(), d);
     }
-    outlet.close();
+    consumer.outlet.close();
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, 1)
     sm90_e4m3_grouped_gemm(const __grid_constant__ Given given) {
     begin(given);
     __shared__ Ring ring;
-    __shared__ Scales scales;
     const u32 tiles_at = ring_base();
     open(given, ring);
     if (threadIdx.x < WARPGROUP) {
         registers_give<PRODUCER_REGISTERS>();
-        produce(given, ring, tiles_at, [&](u32 stage, const Tile& tile, u32 term) {
-            scales.load(given, stage, tile, term);
-        });
+        produce(given, ring, tiles_at);
     } else {
         registers_take<CONSUMER_REGISTERS>();
-        consume(given, ring, scales, tiles_at);
+        consume(given, ring, tiles_at);
     }
     close();
 }

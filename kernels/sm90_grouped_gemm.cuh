@@ -23,8 +23,8 @@
 // The results go out as sm90_grouped_gemm_out.cuh says, while the producers fill the ring for the next tile.
 //
 // Constants: RAGGED_CHAIN, ACCUMULATE; A_CHAIN_LAST, B_CHAIN_LAST (the chain's dimension is the last in memory);
-// A_SPLIT, B_SPLIT (see chain.cuh); A_LOAD, B_LOAD; STORE; TILE_COLUMNS, STAGES; CLUSTER (1, or 2 if both factors are
-// BOXES). Scalars: as tiles.cuh, and a_sources, b_sources (rows to gather from). Maps: a, b, out.
+// A_SPLIT, B_SPLIT (see chain.cuh); A_LOAD, B_LOAD; STORE; TILE_COLUMNS, STAGES; CLUSTER (1, or 2 if b is BOXES,
+// and a, too, where the groups divide the chain). Scalars: as tiles.cuh, and a_sources, b_sources (rows to gather from). Maps: a, b, out.
 
 enum class Load : u32 { BOXES, PIECES, ELEMENTS };
 
@@ -32,9 +32,6 @@ constexpr u32 TILE_ROWS = 128;
 constexpr u32 WARPGROUP = 128;
 constexpr u32 CONSUMERS = 2;
 constexpr u32 THREADS = (1 + CONSUMERS) * WARPGROUP;
-// A thread has 168 registers at the start, 64512 in all. Producers keep 72 of them.
-constexpr u32 PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216;
-
 constexpr u32 ROW_BYTES = 128, PIECE_BYTES = 16, PIECES_OF_ROW = ROW_BYTES / PIECE_BYTES;
 constexpr u32 ELEMENT_BYTES = sizeof(*Given::a);
 constexpr u32 TILE_CHAIN = ROW_BYTES / ELEMENT_BYTES;
@@ -48,10 +45,14 @@ constexpr u32 SLAB_ROWS = 64, SLAB_BYTES = TILE_CHAIN * ROW_BYTES;
 // The barrier of threads at which those meet who copy what TMA does not.
 constexpr u32 COPIERS_MEET = 1;
 
+// Whether the scales of columns come with every piece of the chain: those of FP8 blocks, where the groups divide the chain.
+constexpr bool SCALED = ELEMENT_BYTES == 1 && RAGGED_CHAIN;
+
 // The stages' barriers: filled by the producers, and left by the consumers' warps.
 struct Ring {
     u64 full[STAGES];
     u64 empty[STAGES];
+    alignas(16) float column_scales[SCALED ? STAGES : 1][TILE_COLUMNS];
 
     // `arrivals` fill a stage.
     __device__ void init(u32 arrivals) {
@@ -107,13 +108,14 @@ struct Factor {
     u32 stacked;
 };
 
-// FP8 blocks bring scales with every piece.
-constexpr bool SCALES = ELEMENT_BYTES == 1;
 // Whether threads copy of every piece of a chain: then the producers' whole warpgroup does. Else two warps copy the last
 // piece of a chain that TMA cannot end, and the first one commands TMA.
-constexpr bool STREAMED = SCALES || Load{A_LOAD} != Load::BOXES || Load{B_LOAD} != Load::BOXES;
+constexpr bool STREAMED = Load{A_LOAD} != Load::BOXES || Load{B_LOAD} != Load::BOXES;
 constexpr u32 LEADERS = STREAMED ? 0 : LANES;
 constexpr u32 COPIERS = STREAMED ? WARPGROUP : RAGGED_CHAIN ? 2 * LANES : 0;
+// A thread has 168 registers at the start, 64512 in all. Beside a result's 128 registers, FP8 blocks need those of a part.
+constexpr u32 PRODUCER_REGISTERS = ELEMENT_BYTES == 2 ? 72 : STREAMED ? 56 : 40;
+constexpr u32 CONSUMER_REGISTERS = (504 - PRODUCER_REGISTERS) / CONSUMERS;
 
 // Brings in tiles of EXTENT rows of a factor. TMA brings PART rows at a time; copies take all copiers.
 template <Load LOAD, Major MAJOR, bool GATHER, u32 EXTENT, u32 PART>
@@ -298,17 +300,46 @@ using LoaderB = Loader<Load{B_LOAD}, B_MAJOR, b_gather_given, TILE_COLUMNS, PART
 // Whether threads copy of a piece of the chain of which `left` terms exist.
 __device__ __forceinline__ bool copied(u32 left) { return !(LoaderA::boxes(left) && LoaderB::boxes(left)); }
 
-// The producers. `scales(stage, tile, term)` copies more into the stage, by all copiers.
+// The scales of a tile's columns for the block of the chain that begins at `term`.
+class ColumnScales {
+   public:
+    __device__ explicit ColumnScales(const Given& given) : given(given) {}
+
+    // Bytes that TMA will bring.
+    __device__ __forceinline__ u32 bytes(const Tile& tile) const {
+        return SCALED && !LoaderB::STORES ? count(tile) * sizeof(float) : 0;
+    }
+
+    __device__ __forceinline__ void load(float* to, u64* barrier, const Tile& tile, u32 term) const {
+        if constexpr (SCALED) {
+            const float* from = given.b_scale + column_scale_place(given.scalars, tile.group, tile.column, term);
+            if constexpr (LoaderB::STORES) {
+                for (u32 i = threadIdx.x; i < count(tile); i += COPIERS) to[i] = from[i];
+            } else if (threadIdx.x == 0) {
+                copy_bulk(shared_address(to), from, bytes(tile), barrier);
+            }
+        }
+    }
+
+   private:
+    __device__ __forceinline__ u32 count(const Tile& tile) const {
+        return min(given.scalars.columns - tile.column, TILE_COLUMNS);
+    }
+
+    const Given& given;
+};
+
+// The producers.
 //
 // All of them wait for every stage, since who left one out could take its next turn for this one.
-template <class Scales>
-__device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tiles_at, Scales scales) {
+__device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tiles_at) {
     if (threadIdx.x >= LEADERS + COPIERS) return;
     const bool leads = threadIdx.x < LANES;
     const Scalars& p = given.scalars;
     LoaderA a({reinterpret_cast<const u8*>(given.a), given.a_gather, &given.maps[0], p.rows, p.chain, p.a_sources, 0});
     LoaderB b({reinterpret_cast<const u8*>(given.b), given.b_gather, &given.maps[1], p.columns, p.chain, p.b_sources,
                RAGGED_CHAIN ? 0 : p.groups});
+    const ColumnScales scales(given);
     OutTiles tiles(given);
     Place place;
     Tile tile;
@@ -320,14 +351,16 @@ __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tile
             u64* full = ring.full + stage;
             const auto load = [&] {
                 const u32 to = tiles_at + stage * STAGE_BYTES;
-                if (threadIdx.x == 0) barrier_expect(full, LoaderA::box_bytes(left) + LoaderB::box_bytes(left));
+                if (threadIdx.x == 0) {
+                    barrier_expect(full, LoaderA::box_bytes(left) + LoaderB::box_bytes(left) + scales.bytes(tile));
+                }
                 a.load(to, full, tile.first + done, left, chain.a_plane());
                 b.load(to + A_BYTES, full, tile.first + done, left, chain.b_plane());
+                scales.load(ring.column_scales[SCALED ? stage : 0], full, tile, tile.first + done);
             };
             barrier_wait(ring.empty + stage, place.parity ^ 1);
             if constexpr (STREAMED) {
                 load();
-                scales(stage, tile, tile.first + done);
                 if constexpr (LoaderA::STORES || LoaderB::STORES) {
                     copies_wait_all();
                     fence_async();
