@@ -186,6 +186,11 @@ __device__ __forceinline__ void stores_wait() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
+// Brings the 128 bytes around an address to the L2 cache.
+__device__ __forceinline__ void prefetch_line(const void* at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
+}
+
 // Before its first use a map is brought to where TMA looks for it.
 __device__ __forceinline__ void prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

@@ -89,60 +89,79 @@ class MatrixScales {
     float held[COUNT];
 };
 
-// A consumer warpgroup's state.
+// A consumer warpgroup's state. What addresses are made of is known when this is compiled, the warpgroup's number and that
+// of a stage, too: they then come from uniform registers, without an instruction of the vector units between a part and
+// the next.
+template <u32 WARPGROUP_NUMBER>
 struct Consumer {
+    static constexpr u32 FIRST = WARPGROUP_NUMBER * WARPGROUP_ROWS;
+
     const Given& given;
     Ring& ring;
     const u32 tiles_at;
-    // The warpgroup's first row of a tile.
-    const u32 first;
     Outlet outlet;
     Place place;
 
     // The results of a tile's first COUNT parts.
     template <u32 COUNT>
     __device__ __forceinline__ void make(const Tile& tile) {
-        float d[COUNT][PART / 2] = {}, part[PART / 2];
-        RowScales rows(given, tile, first + warp_row());
+        float d[COUNT][PART / 2] = {};
+        RowScales rows(given, tile, FIRST + warp_row());
         MatrixScales<COUNT> columns(given, tile);
-        for (u32 done = 0; done < tile.terms; done += TILE_CHAIN) {
-            const u32 stage = place.stage, at = tiles_at + stage * STAGE_BYTES;
-            const u64 a = descriptor(at + first * ROW_BYTES), b = descriptor(at + A_BYTES);
-            barrier_wait(ring.full + stage, place.parity);
-            if (copied(tile.terms - done)) fence_async();
-            rows.enter(done);
-            if constexpr (!RAGGED_CHAIN) columns.enter(done);
+        outlet.expect(tile, FIRST + warp_row());
+        for (u32 done = 0; done < tile.terms;) {
 #pragma unroll
-            for (u32 n = 0; n < COUNT; n++) {
-                wgmma_begin(part);
-#pragma unroll
-                for (u32 i = 0; i < STEPS; i++) {
-                    Wgmma<PART>::e4m3_shared(part, advanced(a, i * STEP_BYTES),
-                                             advanced(b, n * PART * ROW_BYTES + i * STEP_BYTES), i > 0);
-                }
-                wgmma_commit();
-                if constexpr (RAGGED_CHAIN) {
-                    wgmma_wait<0>(part);
-                    add(part, rows.row, ring.column_scales[stage] + n * PART, d[n]);
-                    if (n + 1 == COUNT) ring.leave(stage);
-                } else {
-                    const float column = columns.column(n), scale[2] = {rows.row[0] * column, rows.row[1] * column};
-                    wgmma_wait<0>(part);
-                    if (n + 1 == COUNT) ring.leave(stage);
-                    add(part, scale, d[n]);
-                }
+            for (u32 stage = 0; stage < STAGES; stage++) {
+                if (stage != place.stage || done >= tile.terms) continue;
+                barrier_wait(ring.full + stage, place.parity);
+                if (copied(tile.terms - done)) fence_async();
+                multiply<COUNT>(stage, done, rows, columns, d);
+                done += TILE_CHAIN;
+                place.advance();
             }
-            place.advance();
         }
 #pragma unroll
         for (u32 n = 0; n < COUNT; n++) {
             Tile part_of = tile;
             part_of.column += n * PART;
-            outlet.put(part_of, first + warp_row(), d[n]);
+            outlet.put(part_of, FIRST + warp_row(), d[n]);
         }
     }
 
+    // A tile of which there is nothing to make here.
+    __device__ __forceinline__ void skip(const Tile& tile) { ring.skip(place, tile.terms); }
+
    private:
+    template <u32 COUNT>
+    __device__ __forceinline__ void multiply(u32 stage, u32 done, RowScales& rows, MatrixScales<COUNT>& columns,
+                                             float (&d)[COUNT][PART / 2]) const {
+        const u64 tiles = descriptor(tiles_at);
+        float part[PART / 2];
+#pragma unroll
+        for (u32 n = 0; n < COUNT; n++) {
+            wgmma_begin(part);
+#pragma unroll
+            for (u32 i = 0; i < STEPS; i++) {
+                const u32 at = stage * STAGE_BYTES + i * STEP_BYTES;
+                const u64 left = advanced(tiles, at + FIRST * ROW_BYTES), right = advanced(tiles, at + A_BYTES + n * PART * ROW_BYTES);
+                Wgmma<PART>::e4m3_shared(part, left, right, i > 0);
+            }
+            wgmma_commit();
+            if (n == 0) rows.enter(done);
+            if constexpr (RAGGED_CHAIN) {
+                wgmma_wait<0>(part);
+                add(part, rows.row, ring.column_scales[stage] + n * PART, d[n]);
+                if (n + 1 == COUNT) ring.leave(stage);
+            } else {
+                if (n == 0) columns.enter(done);
+                const float column = columns.column(n), scale[2] = {rows.row[0] * column, rows.row[1] * column};
+                wgmma_wait<0>(part);
+                if (n + 1 == COUNT) ring.leave(stage);
+                add(part, scale, d[n]);
+            }
+        }
+    }
+
     // sum = fma(part, scale of the row, sum)
     static __device__ __forceinline__ void add(const float (&part)[PART / 2], const float (&scale)[2],
                                                float (&sum)[PART / 2]) {
@@ -164,18 +183,19 @@ struct Consumer {
     }
 };
 
+template <u32 WARPGROUP_NUMBER>
 __device__ __forceinline__ void consume(const Given& given, Ring& ring, u32 tiles_at) {
     OutTiles tiles(given);
-    Consumer consumer{given, ring, tiles_at, first_row(), Outlet(given, tiles_at), Place()};
+    Consumer<WARPGROUP_NUMBER> consumer{given, ring, tiles_at, Outlet(given, tiles_at), Place()};
     Tile tile;
     for (u64 index = blockIdx.x; tiles.find(index, tile); index += gridDim.x) {
         const bool kept = ACCUMULATE && tile.terms == 0;
-        if (kept || consumer.first >= tile.rows) {
-            consumer.ring.skip(consumer.place, tile.terms);
+        if (kept || consumer.FIRST >= tile.rows) {
+            consumer.skip(tile);
         } else if (PARTS > 1 && given.scalars.columns - tile.column <= PART) {
-            consumer.make<1>(tile);
+            consumer.template make<1>(tile);
         } else {
-            consumer.make<PARTS>(tile);
+            consumer.template make<PARTS>(tile);
         }
     }
     consumer.outlet.close();
@@ -192,7 +212,13 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, 
         produce(given, ring, tiles_at);
     } else {
         registers_take<CONSUMER_REGISTERS>();
-        consume(given, ring, tiles_at);
+        if (threadIdx.x < 2 * WARPGROUP) {
+            consume<0>(given, ring, tiles_at);
+        } else if (CONSUMERS == 2 || threadIdx.x < 3 * WARPGROUP) {
+            consume<1>(given, ring, tiles_at);
+        } else {
+            consume<2>(given, ring, tiles_at);
+        }
     }
     close();
 }

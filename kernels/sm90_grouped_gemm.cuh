@@ -28,9 +28,8 @@
 
 enum class Load : u32 { BOXES, PIECES, ELEMENTS };
 
-constexpr u32 TILE_ROWS = 128;
-constexpr u32 WARPGROUP = 128;
-constexpr u32 CONSUMERS = 2;
+constexpr u32 WARPGROUP = 128, WARPGROUP_ROWS = 64;
+constexpr u32 TILE_ROWS = CONSUMERS * WARPGROUP_ROWS;
 constexpr u32 THREADS = (1 + CONSUMERS) * WARPGROUP;
 constexpr u32 ROW_BYTES = 128, PIECE_BYTES = 16, PIECES_OF_ROW = ROW_BYTES / PIECE_BYTES;
 constexpr u32 ELEMENT_BYTES = sizeof(*Given::a);
@@ -85,7 +84,7 @@ struct Ring {
 
 // The consumer warpgroup's first row, known to be the same in all lanes.
 __device__ __forceinline__ u32 first_row() {
-    return __shfl_sync(ALL_LANES, threadIdx.x / WARPGROUP - 1, 0) * (TILE_ROWS / CONSUMERS);
+    return __shfl_sync(ALL_LANES, threadIdx.x / WARPGROUP - 1, 0) * WARPGROUP_ROWS;
 }
 
 // The first tile of the ring. The slots of results follow the last.
@@ -113,9 +112,9 @@ struct Factor {
 constexpr bool STREAMED = Load{A_LOAD} != Load::BOXES || Load{B_LOAD} != Load::BOXES;
 constexpr u32 LEADERS = STREAMED ? 0 : LANES;
 constexpr u32 COPIERS = STREAMED ? WARPGROUP : RAGGED_CHAIN ? 2 * LANES : 0;
-// A thread has 168 registers at the start, 64512 in all. Beside a result's 128 registers, FP8 blocks need those of a part.
-constexpr u32 PRODUCER_REGISTERS = ELEMENT_BYTES == 2 ? 72 : STREAMED ? 56 : 40;
-constexpr u32 CONSUMER_REGISTERS = (504 - PRODUCER_REGISTERS) / CONSUMERS;
+// 64512 registers in all. Beside a result's 128 registers, FP8 blocks need those of a part.
+constexpr u32 PRODUCER_REGISTERS = CONSUMERS == 3 ? 24 : ELEMENT_BYTES == 2 ? 72 : STREAMED ? 56 : 40;
+constexpr u32 CONSUMER_REGISTERS = (504 - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
 
 // Brings in tiles of EXTENT rows of a factor. TMA brings PART rows at a time; copies take all copiers.
 template <Load LOAD, Major MAJOR, bool GATHER, u32 EXTENT, u32 PART>

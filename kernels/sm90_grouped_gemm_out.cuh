@@ -57,6 +57,20 @@ class Outlet {
         slots = tiles_at + STAGES * STAGE_BYTES + warp * OUT_SLOTS * OUT_SLOT_BYTES;
     }
 
+    // Long before `put`: what results are added to is brought to the L2 cache.
+    __device__ __forceinline__ void expect(const Tile& tile, u32 first) const {
+        if constexpr (ACCUMULATE && OUT_STORE == Load::PIECES) {
+            constexpr u32 LINE = 128 / OUT_ELEMENT_BYTES, LINES = TILE_COLUMNS / LINE;
+#pragma unroll
+            for (u32 i = lane_id(); i < OUT_ROWS * LINES; i += LANES) {
+                const u32 row = first + i / LINES, column = tile.column + i % LINES * LINE;
+                if (row < tile.rows && column < given.scalars.columns) {
+                    prefetch_line(given.out + out_place(given.scalars, tile.group, tile.row + row, column));
+                }
+            }
+        }
+    }
+
     // The warp's rows, from `first` of the tile on, for the first 2 COUNT columns.
     template <u32 COUNT>
     __device__ __forceinline__ void put(const Tile& tile, u32 first, const float (&d)[COUNT]) {
