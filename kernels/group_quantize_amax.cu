@@ -8,21 +8,25 @@ extern "C" __global__ void __launch_bounds__(256) group_quantize_amax(const __gr
     if constexpr (offsets_given) {
         rows = min(rows, given.offsets[p.groups]);
     }
-    const u64 elements = u64(rows) * p.columns;
-    // Whole runs, and what is left.
-    const u64 runs = vectors(0, given.x) ? elements / RUN : 0;
-    const u64 first = thread_index(), step = u64(gridDim.x) * blockDim.x;
+    // Runs of a row, whole or short; a gathered row that is not there is +0.
+    const u64 runs = u64(rows) * runs_of(p.columns);
+    const bool vector = vectors(p.columns, given.x);
     float amax = 0.0f;
 #pragma unroll 4
-    for (u64 i = first; i < runs; i += step) {
-        const Run x = load_run<true>(given.x, i * RUN, RUN);
+    for (u64 i = thread_index(); i < runs; i += thread_count()) {
+        const Place place = place_of(i, p.columns);
+        u64 source = place.row;
+        if constexpr (gather_given) {
+            source = given.gather[source];
+            if (source >= p.sources) continue;
+        }
+        const u64 at = source * p.columns + place.column;
+        const Run x = vector ? load_run<true>(given.x, at, RUN)
+                             : load_run<false>(given.x, at, run_length<false>(place.column, p.columns));
 #pragma unroll
         for (u32 e = 0; e < RUN; ++e) {
             amax = fmaxf(amax, fabsf(x.at[e]));
         }
-    }
-    for (u64 i = runs * RUN + first; i < elements; i += step) {
-        amax = fmaxf(amax, fabsf(load(given.x, i)));
     }
 
     __shared__ u32 largest;

@@ -214,10 +214,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(THREADS, 
         registers_take<CONSUMER_REGISTERS>();
         if (threadIdx.x < 2 * WARPGROUP) {
             consume<0>(given, ring, tiles_at);
-        } else if (CONSUMERS == 2 || threadIdx.x < 3 * WARPGROUP) {
-            consume<1>(given, ring, tiles_at);
         } else {
-            consume<2>(given, ring, tiles_at);
+            consume<1>(given, ring, tiles_at);
         }
     }
     close();

@@ -29,6 +29,7 @@
 enum class Load : u32 { BOXES, PIECES, ELEMENTS };
 
 constexpr u32 WARPGROUP = 128, WARPGROUP_ROWS = 64;
+constexpr u32 CONSUMERS = 2;
 constexpr u32 TILE_ROWS = CONSUMERS * WARPGROUP_ROWS;
 constexpr u32 THREADS = (1 + CONSUMERS) * WARPGROUP;
 constexpr u32 ROW_BYTES = 128, PIECE_BYTES = 16, PIECES_OF_ROW = ROW_BYTES / PIECE_BYTES;
@@ -113,8 +114,8 @@ constexpr bool STREAMED = Load{A_LOAD} != Load::BOXES || Load{B_LOAD} != Load::B
 constexpr u32 LEADERS = STREAMED ? 0 : LANES;
 constexpr u32 COPIERS = STREAMED ? WARPGROUP : RAGGED_CHAIN ? 2 * LANES : 0;
 // 64512 registers in all. Beside a result's 128 registers, FP8 blocks need those of a part.
-constexpr u32 PRODUCER_REGISTERS = CONSUMERS == 3 ? 24 : ELEMENT_BYTES == 2 ? 72 : STREAMED ? 56 : 40;
-constexpr u32 CONSUMER_REGISTERS = (504 - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
+constexpr u32 PRODUCER_REGISTERS = ELEMENT_BYTES == 2 ? 72 : STREAMED ? 56 : 40;
+constexpr u32 CONSUMER_REGISTERS = (504 - PRODUCER_REGISTERS) / CONSUMERS;
 
 // Brings in tiles of EXTENT rows of a factor. TMA brings PART rows at a time; copies take all copiers.
 template <Load LOAD, Major MAJOR, bool GATHER, u32 EXTENT, u32 PART>

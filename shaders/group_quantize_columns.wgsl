@@ -64,7 +64,6 @@ fn main(
     if TRANSPOSED == 1u {
         place = column * height + select(g * p.group_rows * p.columns + block * BLOCK, (first + block) * BLOCK, PADDED == 1u);
         step = 1u;
-        scale_place = column * (height / BLOCK) + first + block;
     }
     for (var n = 0u; n < select(bottom - top, BLOCK, PADDED == 1u); n += 1u) {
         var code = 0u;

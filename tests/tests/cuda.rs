@@ -291,8 +291,8 @@ fn b035_scales_of_any_number_of_blocks_and_none_beside_them() {
     let out = backend.alloc(DType::F32, &[rows, n], Memory::Device).unwrap();
     GroupedGemm {
         kind: GemmKind::Forward,
-        a: Operand::Fp8Block { codes: &a, scale_inv: &a_scales },
-        b: Operand::Fp8Block { codes: &b, scale_inv: &b_scales },
+        a: Operand::Fp8Block { codes: &a, scale_inv: &a_scales, gather: None },
+        b: Operand::Fp8Block { codes: &b, scale_inv: &b_scales, gather: None },
         offsets: &offsets,
         out: &out,
         accumulate: false,
@@ -361,9 +361,10 @@ fn products(b: &dyn Backend, dtype: DType, k: usize, a: &[u8], w: &[u8]) -> Vec<
     let (a_scale, w_scale) = (ones(&[rows, k.div_ceil(128)]), ones(&[1, n.div_ceil(128), k.div_ceil(128)]));
     let [a, w] = match dtype {
         DType::Bf16 => [Operand::plain(&a), Operand::plain(&w)],
-        _ => {
-            [Operand::Fp8Block { codes: &a, scale_inv: &a_scale }, Operand::Fp8Block { codes: &w, scale_inv: &w_scale }]
-        }
+        _ => [
+            Operand::Fp8Block { codes: &a, scale_inv: &a_scale, gather: None },
+            Operand::Fp8Block { codes: &w, scale_inv: &w_scale, gather: None },
+        ],
     };
     let out = b.alloc(DType::F32, &[rows, n], Memory::Device).unwrap();
     GroupedGemm { kind: GemmKind::Forward, a, b: w, offsets: &offsets, out: &out, accumulate: false }.run(b).unwrap();

@@ -17,9 +17,9 @@ const CODES: &[DType] = &[DType::E4m3, DType::E2m1x2];
 const SCALES: &[DType] = &[DType::Ue8m0, DType::F32, DType::E4m3];
 
 scalars!(
-    /// Extents (`group_rows`: rows of a stacked matrix; `height`: rows of the transposed result), and the stochastic
-    /// rounding's key and counter stream.
-    pub(crate) struct QuantizeScalars { rows, columns, groups, group_rows, height, key_low, key_high, stream }
+    /// Extents (`group_rows`: rows of a stacked matrix; `height`: rows of the transposed result), the stochastic
+    /// rounding's key and counter stream, and the rows to gather from.
+    pub(crate) struct QuantizeScalars { rows, columns, groups, group_rows, height, key_low, key_high, stream, sources }
 );
 
 pub(crate) static QUANTIZE: Kernel<QuantizeScalars> = Kernel::new(
@@ -27,6 +27,7 @@ pub(crate) static QUANTIZE: Kernel<QuantizeScalars> = Kernel::new(
     &[PRELUDE, RUNS, BLOCKS, PHILOX, include_str!("../../../kernels/group_quantize.cu")],
     &[
         Binding::read("x", FLOAT),
+        Binding::read("gather", U32).optional(),
         Binding::read("offsets", U32).optional(),
         Binding::read("padded", U32).optional(),
         Binding::read("whole", F32).optional(),
@@ -38,13 +39,19 @@ pub(crate) static QUANTIZE: Kernel<QuantizeScalars> = Kernel::new(
 )
 .constants(&["FORMAT", "OPTION", "ROWS", "SQUARE"]);
 
-/// Columns of a tile.
+/// Columns of a tile, and what a thread has of it.
 const TILE_COLUMNS: usize = 128;
+const THREAD_ELEMENTS: usize = 64;
 
 pub(crate) static AMAX: Kernel<QuantizeScalars> = Kernel::new(
     "group_quantize_amax",
     &[PRELUDE, RUNS, include_str!("../../../kernels/group_quantize_amax.cu")],
-    &[Binding::read("x", FLOAT), Binding::read("offsets", U32).optional(), Binding::in_place("amax", F32)],
+    &[
+        Binding::read("x", FLOAT),
+        Binding::read("gather", U32).optional(),
+        Binding::read("offsets", U32).optional(),
+        Binding::in_place("amax", F32),
+    ],
 );
 
 scalars!(
@@ -59,13 +66,13 @@ pub(crate) static OFFSETS: Kernel<OffsetsScalars> = Kernel::new(
 );
 
 pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
-    let (x, block) = (op.x, op.format.block());
+    let (x, rows, block) = (op.x, op.rows(), op.format.block());
     // Blocks that span rows keep within a group or a matrix; else all rows are alike.
     let spans_rows = op.column.is_some() || op.square;
     let (groups, group_rows) = match op.offsets {
-        Some(offsets) => (offsets.len() - 1, x.rows()),
+        Some(offsets) => (offsets.len() - 1, rows),
         None if spans_rows => (x.shape()[0], x.shape()[1]),
-        None => (1, x.rows()),
+        None => (1, rows),
     };
     let padded = op.column.and_then(|column| column.offsets);
     let transposed = matches!(op.format, BlockFormat::Fp8Block { .. });
@@ -82,7 +89,7 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupQuantize<'_>>) -> Result<()>
     };
     let [key_low, key_high] = bytemuck::cast::<u64, [u32; 2]>(key.to_le()).map(u32::from_le);
     let scalars = QuantizeScalars {
-        rows: word(x.rows()),
+        rows: word(rows),
         columns: word(x.cols()),
         groups: word(groups),
         group_rows: word(group_rows),
@@ -90,6 +97,7 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupQuantize<'_>>) -> Result<()>
         key_low,
         key_high,
         stream,
+        sources: word(x.rows()),
     };
     if let Some(out) = op.amax {
         amax(gpu, op, scalars, out)?;
@@ -97,7 +105,7 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupQuantize<'_>>) -> Result<()>
     // The offsets as they count, where blocks along the rows need each of them.
     let mut counted = None;
     if let (Some(offsets), Some(padded)) = (op.offsets, padded) {
-        let scalars = OffsetsScalars { groups: word(groups), rows: word(x.rows()), block: word(block) };
+        let scalars = OffsetsScalars { groups: word(groups), rows: word(rows), block: word(block) };
         let counted = counted.insert(gpu.alloc(DType::U32, &[groups + 1])?);
         gpu.launch(Launch::new(&OFFSETS, scalars, &[Some(offsets), Some(counted), Some(padded)], 1, 32))?;
     }
@@ -109,6 +117,7 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupQuantize<'_>>) -> Result<()>
     let tiles = if padded.is_some() { height / block } else { groups * group_rows.div_ceil(tile_rows) };
     let tensors = [
         Some(x),
+        op.gather,
         counted.as_ref().or(op.offsets),
         padded,
         op.amax,
@@ -119,8 +128,7 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupQuantize<'_>>) -> Result<()>
     ];
     let constants = &[format[0], format[1], word(tile_rows), u32::from(op.square)];
     let blocks = tiles * x.cols().div_ceil(TILE_COLUMNS);
-    // Four rows of eight columns each.
-    let threads = word(tile_rows * TILE_COLUMNS / 32);
+    let threads = word(tile_rows * TILE_COLUMNS / THREAD_ELEMENTS);
     gpu.launch(Launch { constants, ..Launch::new(&QUANTIZE, scalars, &tensors, blocks, threads) })
 }
 
@@ -129,6 +137,7 @@ fn amax(gpu: &Arc<Gpu>, op: &GroupQuantize<'_>, scalars: QuantizeScalars, out: &
     const THREADS: u32 = 256;
     gpu.fill(OP, out, 0)?;
     // Enough thread blocks to fill the card, each with at least an octet for every thread.
-    let blocks = op.x.len().div_ceil(THREADS as usize * 8).min(gpu.multiprocessors as usize * 8);
-    gpu.launch(Launch::new(&AMAX, scalars, &[Some(op.x), op.offsets, Some(out)], blocks, THREADS))
+    let elements = op.rows() * op.x.cols();
+    let blocks = elements.div_ceil(THREADS as usize * 8).min(gpu.multiprocessors as usize * 8);
+    gpu.launch(Launch::new(&AMAX, scalars, &[Some(op.x), op.gather, op.offsets, Some(out)], blocks, THREADS))
 }

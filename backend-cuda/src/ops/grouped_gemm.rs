@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use dropless_core::ops::{Checked, GroupedGemm, Operand, Product, Side};
+use dropless_core::ops::{Checked, GroupedGemm, Operand, Product, Ragged, Side};
 use dropless_core::{DType, NumericModel, Result, Tensor};
 
 use super::{mxfp8_dequantize, split};
@@ -116,10 +116,10 @@ const ROW_BYTES: usize = 128;
 const TENSOR_CORE_THREADS: u32 = 384;
 /// Columns of a tile. The wider one needs less shared-memory bandwidth for a product.
 const TILE_COLUMNS: [usize; 2] = [128, 256];
-/// Shared memory for the ring of tiles: 6 stages of the narrower tile, 4 of the wider one, or 5 stages with FP8 blocks'
-/// scales of a row and a column of the tile each.
+/// Shared memory for the ring of tiles: 6 stages of the narrower tile, 4 of the wider one, or 5 stages with the scales of
+/// FP8 blocks' columns.
 const RING_BYTES: usize = 192 << 10;
-const SCALES_BYTES: usize = 2 * 128 * 4;
+const SCALES_BYTES: usize = 128 * 4;
 /// A warp's rows of results in sm90_grouped_gemm_out.cuh, and the slots of all eight warps.
 const OUT_ROWS: usize = 16;
 const OUT_BYTES: usize = 8 * 2 * OUT_ROWS * ROW_BYTES;
@@ -150,9 +150,12 @@ pub(super) const BF16_CONSTANTS: &[&[u32]] = &[
 ];
 #[cfg(test)]
 pub(super) const E4M3_CONSTANTS: &[&[u32]] = &[
-    &[0, 0, 1, 1, 0, 0, 0, 0, 0, 128, 5, 1],
-    &[0, 0, 1, 1, 0, 0, 2, 2, 2, 128, 5, 1],
-    &[1, 1, 1, 1, 0, 0, 0, 0, 1, 128, 5, 1],
+    &[0, 0, 1, 1, 0, 0, 0, 0, 0, 256, 4, 2],
+    &[0, 0, 1, 1, 0, 0, 1, 0, 0, 256, 4, 2],
+    &[0, 0, 1, 1, 0, 0, 0, 0, 0, 128, 6, 1],
+    &[0, 0, 1, 1, 0, 0, 2, 2, 2, 256, 4, 1],
+    &[1, 1, 1, 1, 0, 0, 0, 0, 1, 128, 5, 2],
+    &[1, 0, 1, 1, 0, 0, 0, 0, 0, 128, 5, 1],
     &[1, 0, 1, 1, 0, 0, 2, 2, 2, 128, 5, 1],
 ];
 
@@ -198,10 +201,10 @@ impl<'a> Factor<'a> {
         let (elements, gather, scale_inv) = match operand {
             Operand::Plain { values, gather } => (Cow::Borrowed(values), gather, None),
             Operand::Split { values } => (Cow::Owned(split::run(gpu, values)?), None, None),
-            Operand::Mxfp8 { codes, scales } => {
-                (Cow::Owned(mxfp8_dequantize::run(gpu, codes, scales, !side.chain_last)?), None, None)
+            Operand::Mxfp8 { codes, scales, gather } => {
+                (Cow::Owned(mxfp8_dequantize::run(gpu, codes, scales, !side.chain_last)?), gather, None)
             }
-            Operand::Fp8Block { codes, scale_inv } => (Cow::Borrowed(codes), None, Some(scale_inv)),
+            Operand::Fp8Block { codes, scale_inv, gather } => (Cow::Borrowed(codes), gather, Some(scale_inv)),
         };
         let side = if scale_inv.is_some() { side.chain_last() } else { side };
         Ok(Factor { elements, gather, scale_inv, split: matches!(operand, Operand::Split { .. }), side })
@@ -215,8 +218,12 @@ impl<'a> Factor<'a> {
     }
 
     fn load(&self) -> Load {
+        // The scales of columns come by TMA with their codes.
+        let scales = self.scale_inv.filter(|_| self.side.ragged == Ragged::Chain);
+        let all_aligned =
+            aligned(&self.elements, self.extents()[0]) && scales.is_none_or(|scales| aligned(scales, scales.cols()));
         match self.gather {
-            _ if self.elements.is_empty() || !aligned(&self.elements, self.extents()[0]) => Load::Elements,
+            _ if self.elements.is_empty() || !all_aligned => Load::Elements,
             Some(_) => Load::Pieces,
             None => Load::Boxes,
         }
@@ -287,19 +294,18 @@ pub(crate) fn run(gpu: &Arc<Gpu>, op: &Checked<GroupedGemm<'_>>, model: NumericM
 
     let multiprocessors = gpu.multiprocessors as usize;
     let [narrow, wide] = TILE_COLUMNS;
-    // The wider tile, if it leaves no multiprocessor without work. FP8 blocks have one scale for 128 columns; products in
-    // parts need twice the registers.
-    let split = a.split || b.split;
-    let tile_columns = match a.elements.dtype() {
-        DType::Bf16 if !split && columns > narrow && tiles([TILE_ROWS, wide]) >= multiprocessors => wide,
-        _ => narrow,
-    };
+    // The wider tile, if it leaves no multiprocessor without work. Products in parts need twice the registers, and so do
+    // those with scales of columns.
+    let scaled = a.scale_inv.is_some() && wgrad;
+    let halves = a.split || b.split || scaled;
+    let wide_enough = columns > narrow && tiles([TILE_ROWS, wide]) >= multiprocessors;
+    let tile_columns = if !halves && wide_enough { wide } else { narrow };
     // Pairs of blocks share columns, if groups have several rows of tiles.
     let tall = if wgrad { rows } else { rows / groups };
-    let boxes = a.load() == Load::Boxes && b.load() == Load::Boxes && a.scale_inv.is_none();
-    let cluster = if boxes && tall >= 2 * TILE_ROWS && multiprocessors > 1 { 2 } else { 1 };
+    let shared = b.load() == Load::Boxes && (a.load() == Load::Boxes || a.scale_inv.is_some() && !wgrad);
+    let cluster = if shared && tall >= 2 * TILE_ROWS && multiprocessors > 1 { 2 } else { 1 };
     let stage = (TILE_ROWS + tile_columns) * ROW_BYTES;
-    let stages = RING_BYTES / (stage + if a.scale_inv.is_some() { SCALES_BYTES } else { 0 });
+    let stages = RING_BYTES / (stage + if scaled { SCALES_BYTES } else { 0 });
     let store = store(op.out, columns, op.accumulate);
     let out = match store {
         Load::Boxes => {

@@ -3,7 +3,7 @@
 use dropless_core::ops::{BlockFormat, Checked, ColumnBlocks, GroupQuantize, RowBlocks};
 use dropless_core::{DType, Result, Tensor};
 
-use super::map::elementwise;
+use super::map::{elementwise, rows::gather_rows};
 use crate::buffer;
 use crate::dispatch::{Dispatch, Stream};
 use crate::shader::{
@@ -87,6 +87,14 @@ struct Quantize<'a> {
 }
 
 pub(crate) fn run(stream: &Stream, op: &Checked<GroupQuantize<'_>>) -> Result<()> {
+    let Some(index) = op.gather else { return quantize(stream, op) };
+    let x = buffer::alloc(&stream.gpu, op.x.dtype(), &[index.len(), op.x.cols()])?;
+    gather_rows(stream, op.x, index, &x)?;
+    quantize(stream, &GroupQuantize { x: &x, gather: None, ..**op })
+}
+
+/// Without a gather.
+fn quantize(stream: &Stream, op: &GroupQuantize<'_>) -> Result<()> {
     let (x, block) = (op.x, op.format.block());
     let (groups, group_rows) = match op.offsets {
         Some(offsets) => (offsets.len() - 1, x.rows()),

@@ -6,7 +6,7 @@
 mod floats;
 mod words;
 
-pub(super) use floats::{Floats, FloatsMut, RowMut};
+pub(super) use floats::{Floats, FloatsMut, Gathered, RowMut, gathered};
 
 use std::any::Any;
 use std::sync::Arc;
@@ -136,11 +136,6 @@ impl Input<'_> {
     /// The codes of a Bf16 tensor.
     pub(super) fn bf16(&self) -> &[u16] {
         debug_assert_eq!(self.dtype, DType::Bf16);
-        self.view()
-    }
-
-    /// The codes of a tensor of 1-byte elements.
-    pub(super) fn u8(&self) -> &[u8] {
         self.view()
     }
 

@@ -382,7 +382,7 @@ mod tests {
         let product = GroupedGemm {
             kind: GemmKind::Forward,
             a: Operand::gathered(&t[0], &t[1]),
-            b: Operand::Fp8Block { codes: &t[2], scale_inv: &t[3] },
+            b: Operand::Fp8Block { codes: &t[2], scale_inv: &t[3], gather: None },
             offsets: &t[4],
             out: &t[5],
             accumulate: true,
@@ -392,6 +392,7 @@ mod tests {
         rebuilds(product, &expected);
         let quantize = GroupQuantize {
             x: &t[0],
+            gather: None,
             offsets: None,
             format: BlockFormat::Mxfp8 { floor: false },
             square: true,

@@ -63,8 +63,8 @@ tensors!(RowBlocks: tensor(codes, scales));
 ///
 /// # Shape
 /// With `padded` = the result's capacity in rows, a multiple of the block, at least
-/// [`GroupQuantize::padded_rows`]. MXFP8: codes `[padded, cols]`, scales `[padded / 32, cols]`. FP8 blocks, transposed:
-/// codes `[cols, padded]`, scales `[cols, padded / 128]`. For stacked matrices `[groups, n, k]` (no padding, n a
+/// [`GroupQuantize::padded_rows`]. MXFP8: codes `[padded, cols]`, scales `[padded / 32, cols]`. FP8 blocks: codes,
+/// transposed, `[cols, padded]`, scales `[padded / 128, cols]`. For stacked matrices `[groups, n, k]` (no padding, n a
 /// multiple of 32 for MXFP8): MXFP8 codes `[groups, n, k]`, scales `[groups, n / 32, k]`; FP8 blocks (square only) codes
 /// `[groups, k, n]`, scales `[groups, ceil(k / 128), ceil(n / 128)]`.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +83,8 @@ tensors!(ColumnBlocks: tensor(codes, scales, offsets));
 ///
 /// # Shape
 /// x: f32 or bf16, `[rows, cols]` with u32 offsets `[groups + 1]` (as those of [`super::GroupedGemm`]), or `[groups, n, k]` without. `square` needs stacked
-/// matrices. Column-wise NVFP4 is not defined. amax: f32 `[1]`, written, for NVFP4 only.
+/// matrices. With `gather` (u32 `[rows]`, only with offsets) row r is row `gather[r]` of x `[source rows, cols]`, a row of +0
+/// where there is none. Column-wise NVFP4 is not defined. amax: f32 `[1]`, written, for NVFP4 only.
 ///
 /// # Numerics
 /// `NUMERICS.md`, "Block formats". Both results come from the unquantized input.
@@ -94,6 +95,8 @@ tensors!(ColumnBlocks: tensor(codes, scales, offsets));
 pub struct GroupQuantize<'a> {
     /// The values.
     pub x: &'a Tensor,
+    /// The row of `x` that each row is.
+    pub gather: Option<&'a Tensor>,
     /// Group offsets; None for stacked matrices.
     pub offsets: Option<&'a Tensor>,
     /// The format.
@@ -109,7 +112,7 @@ pub struct GroupQuantize<'a> {
     pub amax: Option<&'a Tensor>,
 }
 
-op!(GroupQuantize: read(x, offsets), write(row, column, amax), value(format, square));
+op!(GroupQuantize: read(x, gather, offsets), write(row, column, amax), value(format, square));
 
 const OP: &str = "group_quantize";
 
@@ -120,6 +123,11 @@ impl<'a> GroupQuantize<'a> {
     pub fn padded_rows(format: BlockFormat, rows: usize, groups: usize) -> usize {
         let block = format.block();
         (rows + groups * (block - 1)) / block * block
+    }
+
+    /// Rows that are quantized (at least as many as there are).
+    pub fn rows(&self) -> usize {
+        self.gather.map_or(self.x.rows(), Tensor::len)
     }
 
     /// Checks the arguments.
@@ -149,6 +157,16 @@ impl<'a> GroupQuantize<'a> {
             Arg::new(OP, "offsets", offsets).dtype(&[DType::U32])?;
             number(OP, "offsets", offsets.len() >= 2, "at least 2 entries (groups + 1)", offsets.len())?;
         }
+        if let Some(gather) = self.gather {
+            Arg::new(OP, "gather", gather).dtype(&[DType::U32])?;
+            number(
+                OP,
+                "gather",
+                !stacked && gather.shape().len() == 1,
+                "[rows], with offsets",
+                format_args!("{gather:?}"),
+            )?;
+        }
         number(OP, "square", stacked || !self.square, "false for ragged rows", self.square)?;
         number(OP, "amax", self.amax.is_some() == nvfp4, "given for NVFP4 and only there", self.amax.is_some())?;
         if let Some(amax) = self.amax {
@@ -160,6 +178,9 @@ impl<'a> GroupQuantize<'a> {
                 number(OP, "x", cols.is_multiple_of(block), &format!("a multiple of {block} columns"), cols)?;
             }
             let mut shape = x.shape().to_vec();
+            if self.gather.is_some() {
+                shape[0] = self.rows();
+            }
             let mut scales = shape.clone();
             scales[dims - 1] = cols.div_ceil(block);
             if self.square && matches!(self.format, BlockFormat::Fp8Block { .. }) {
@@ -186,6 +207,7 @@ impl<'a> GroupQuantize<'a> {
             let Some(out) = out else { continue };
             let mut others: Vec<&Tensor> = outputs[i + 1..].iter().flatten().copied().collect();
             others.push(x);
+            others.extend(self.gather);
             others.extend(self.offsets);
             distinct(OP, "output", out, &others)?;
         }
@@ -217,7 +239,7 @@ impl<'a> GroupQuantize<'a> {
             (Some(offsets), Some(out)) => {
                 Arg::new(OP, "column.offsets", out).dtype(&[DType::U32])?.len(offsets.len(), "groups + 1")?;
                 let padded = if transposed { codes.cols() } else { codes.rows() };
-                let least = Self::padded_rows(self.format, self.x.rows(), offsets.len() - 1);
+                let least = Self::padded_rows(self.format, self.rows(), offsets.len() - 1);
                 number(
                     OP,
                     "column.codes",
@@ -226,7 +248,7 @@ impl<'a> GroupQuantize<'a> {
                     padded,
                 )?;
                 let (c, s) = if transposed {
-                    ([cols, padded], [cols, padded / block])
+                    ([cols, padded], [padded / block, cols])
                 } else {
                     ([padded, cols], [padded / block, cols])
                 };
@@ -252,10 +274,15 @@ impl<'a> GroupQuantize<'a> {
 
     /// The specification.
     pub(in crate::ops) fn spec(&self, memory: &dyn Backend) -> Result<()> {
-        let x = Values::read(memory, self.x)?.floats();
+        let mut x = Values::read(memory, self.x)?.floats();
+        if let Some(gather) = Values::read_opt(memory, self.gather)? {
+            let cols = self.x.cols();
+            let row = |&row: &u32| x.get(row as usize * cols..(row as usize + 1) * cols);
+            x = gather.words().iter().flat_map(|r| row(r).map_or(vec![0.0; cols], <[f32]>::to_vec)).collect();
+        }
         let groups = match Values::read_opt(memory, self.offsets)? {
             Some(offsets) => {
-                let counted = offsets::counted(&offsets.words(), self.x.rows(), 1);
+                let counted = offsets::counted(&offsets.words(), self.rows(), 1);
                 counted.windows(2).map(|of| of[0]..of[1]).collect()
             }
             None => {
@@ -282,14 +309,14 @@ impl<'a> GroupQuantize<'a> {
     fn quantize<F: Format>(&self, memory: &dyn Backend, input: &Input, format: &F) -> Result<()> {
         if let Some(RowBlocks { codes, scales }) = self.row {
             let (mut codes, mut scales) = (Values::read(memory, codes)?, Values::read(memory, scales)?);
-            self.rows(input, format, &mut codes, &mut scales);
+            self.along_rows(input, format, &mut codes, &mut scales);
             codes.write(memory)?;
             scales.write(memory)?;
         }
         if let Some(ColumnBlocks { codes, scales, offsets }) = self.column {
             let (mut codes, mut scales) = (Values::read(memory, codes)?, Values::read(memory, scales)?);
             let mut offsets = Values::read_opt(memory, offsets)?;
-            self.columns(input, format, &mut codes, &mut scales, offsets.as_mut());
+            self.along_columns(input, format, &mut codes, &mut scales, offsets.as_mut());
             codes.write(memory)?;
             scales.write(memory)?;
             offsets.map_or(Ok(()), |offsets| offsets.write(memory))?;
@@ -302,7 +329,7 @@ impl<'a> GroupQuantize<'a> {
         self.square && matches!(self.format, BlockFormat::Fp8Block { .. })
     }
 
-    fn rows<F: Format>(&self, input: &Input, format: &F, codes: &mut Values<'_>, scales: &mut Values<'_>) {
+    fn along_rows<F: Format>(&self, input: &Input, format: &F, codes: &mut Values<'_>, scales: &mut Values<'_>) {
         let (cols, across) = (input.cols, input.cols.div_ceil(F::BLOCK));
         for (row, block) in (0..input.rows()).flat_map(|row| (0..across).map(move |block| (row, block))) {
             let at = block * F::BLOCK..cols.min((block + 1) * F::BLOCK);
@@ -324,7 +351,7 @@ impl<'a> GroupQuantize<'a> {
         }
     }
 
-    fn columns<F: Format>(
+    fn along_columns<F: Format>(
         &self,
         input: &Input,
         format: &F,
@@ -354,8 +381,7 @@ impl<'a> GroupQuantize<'a> {
                 let to = start + first - group.start;
                 let place = match (transposed, self.square) {
                     (true, true) => (matrix * cols.div_ceil(block) + col / block) * down + to / block,
-                    (true, false) => (matrix * cols + col) * down + to / block,
-                    (false, _) => (matrix * down + to / block) * cols + col,
+                    (_, false) | (false, _) => (matrix * down + to / block) * cols + col,
                 };
                 set_scale(scales, place, &scale);
                 for i in 0..if ragged { block } else { rows.len() } {

@@ -50,7 +50,8 @@ pub enum Operand<'a> {
         /// Row indices.
         gather: Option<&'a Tensor>,
     },
-    /// MXFP8: e4m3 codes with one ue8m0 scale for each 32 elements *along the chain*.
+    /// MXFP8: e4m3 codes with one ue8m0 scale for each 32 elements *along the chain*. With `gather` (u32, only a of
+    /// `Forward` and `Dgrad`), row r is row `gather[r]` of codes and scales; where there is none, its codes are zero.
     ///
     /// # Shape
     /// Codes as the plain operand. Scales: the same with the chain's dimension divided by 32.
@@ -59,18 +60,23 @@ pub enum Operand<'a> {
         codes: &'a Tensor,
         /// ue8m0.
         scales: &'a Tensor,
+        /// Row indices.
+        gather: Option<&'a Tensor>,
     },
     /// FP8 blocks: e4m3 codes, f32 inverse scales. The chain's dimension is always the last one, so `Dgrad` takes
     /// b as `[groups, k, n]` and `Wgrad` takes a as `[n, rows]` and b as `[k, rows]`, as
-    /// [`super::GroupQuantize`] writes them.
+    /// [`super::GroupQuantize`] writes them. `gather` is that of [`Operand::Mxfp8`].
     ///
     /// # Shape
-    /// Inverse scales: a row operand `[m, ceil(chain / 128)]`, a weight `[groups, ceil(m / 128), ceil(chain / 128)]`.
+    /// Inverse scales: a row operand `[m, ceil(chain / 128)]`, a weight `[groups, ceil(m / 128), ceil(chain / 128)]`, both
+    /// operands of `Wgrad` `[chain / 128, m]`.
     Fp8Block {
         /// e4m3.
         codes: &'a Tensor,
         /// f32.
         scale_inv: &'a Tensor,
+        /// Row indices.
+        gather: Option<&'a Tensor>,
     },
     /// f32 values at the speed of bf16: each counts as the sum of three bf16 parts, see [`Split`]. The other factor is a
     /// plain one of bf16, or split, too.
@@ -118,13 +124,15 @@ impl<'a> Field<'a> for Operand<'a> {
                 values.visit(field.within("values"), access, visit);
                 gather.visit(field.within("gather"), access, visit);
             }
-            Operand::Mxfp8 { codes, scales } => {
+            Operand::Mxfp8 { codes, scales, gather } => {
                 codes.visit(field.within("codes"), access, visit);
                 scales.visit(field.within("scales"), access, visit);
+                gather.visit(field.within("gather"), access, visit);
             }
-            Operand::Fp8Block { codes, scale_inv } => {
+            Operand::Fp8Block { codes, scale_inv, gather } => {
                 codes.visit(field.within("codes"), access, visit);
                 scale_inv.visit(field.within("scale_inv"), access, visit);
+                gather.visit(field.within("gather"), access, visit);
             }
             Operand::Split { values } => values.visit(field.within("values"), access, visit),
         }
@@ -135,10 +143,14 @@ impl<'a> Field<'a> for Operand<'a> {
             Operand::Plain { values, gather } => {
                 Operand::Plain { values: view(values)?, gather: gather.with_tensors(view)? }
             }
-            Operand::Mxfp8 { codes, scales } => Operand::Mxfp8 { codes: view(codes)?, scales: view(scales)? },
-            Operand::Fp8Block { codes, scale_inv } => {
-                Operand::Fp8Block { codes: view(codes)?, scale_inv: view(scale_inv)? }
+            Operand::Mxfp8 { codes, scales, gather } => {
+                Operand::Mxfp8 { codes: view(codes)?, scales: view(scales)?, gather: gather.with_tensors(view)? }
             }
+            Operand::Fp8Block { codes, scale_inv, gather } => Operand::Fp8Block {
+                codes: view(codes)?,
+                scale_inv: view(scale_inv)?,
+                gather: gather.with_tensors(view)?,
+            },
             Operand::Split { values } => Operand::Split { values: view(values)? },
         })
     }
@@ -320,20 +332,23 @@ fn check_operand(field: &'static str, operand: Operand<'_>, side: Side, meaning:
             )?;
             Arg::new(OP, "gather", index).dtype(&[DType::U32])?.len(plain[0], "one source row for each row")?;
         }
-        Operand::Mxfp8 { codes, scales } => {
-            Arg::new(OP, field, codes).dtype(&[DType::E4m3])?.shape(&plain, meaning)?;
+        Operand::Mxfp8 { codes, scales, gather } => {
+            let side = check_gather(field, codes, gather, side)?;
+            Arg::new(OP, field, codes).dtype(&[DType::E4m3])?.shape(&side.shape(), meaning)?;
             number(OP, field, side.chain.is_multiple_of(32), "a multiple of 32 along the chain", side.chain)?;
             Arg::new(OP, "scales", scales)
                 .dtype(&[DType::Ue8m0])?
                 .shape(&side.mxfp8_scales().shape(), &format!("{meaning}, the chain divided by 32"))?;
         }
-        Operand::Fp8Block { codes, scale_inv } => {
+        Operand::Fp8Block { codes, scale_inv, gather } => {
+            let side = check_gather(field, codes, gather, side)?;
             Arg::new(OP, field, codes)
                 .dtype(&[DType::E4m3])?
                 .shape(&side.chain_last().shape(), &format!("{meaning} with the chain's dimension last"))?;
-            Arg::new(OP, "scale_inv", scale_inv)
-                .dtype(&[DType::F32])?
-                .shape(&side.fp8_scales().shape(), "one for each 1x128 (rows) or 128x128 (weights) block")?;
+            Arg::new(OP, "scale_inv", scale_inv).dtype(&[DType::F32])?.shape(
+                &side.fp8_scales().shape(),
+                "one for each 1x128 (rows), 128x1 (chain) or 128x128 (weights) block",
+            )?;
         }
         Operand::Split { values } => {
             Arg::new(OP, field, values).dtype(&[DType::F32])?.shape(&plain, meaning)?;
@@ -342,11 +357,19 @@ fn check_operand(field: &'static str, operand: Operand<'_>, side: Side, meaning:
     Ok(())
 }
 
+/// The side that a quantized operand stores: as many rows as there are to gather from.
+fn check_gather(field: &'static str, codes: &Tensor, gather: Option<&Tensor>, side: Side) -> Result<Side> {
+    let Some(index) = gather else { return Ok(side) };
+    number(OP, field, side.ragged == Ragged::Rows, "no gather: blocks run along what it would gather", "a gather")?;
+    Arg::new(OP, "gather", index).dtype(&[DType::U32])?.len(side.rows, "one source row for each row")?;
+    Ok(Side { rows: codes.rows(), ..side })
+}
+
 /// A factor, read for the specification.
 enum Factor<'a> {
     Plain { side: Side, values: Values<'a>, gather: Option<Values<'a>> },
-    Mxfp8 { side: Side, codes: Values<'a>, scales: Values<'a> },
-    Fp8Block { side: Side, codes: Values<'a>, scale_inv: Values<'a> },
+    Mxfp8 { side: Side, codes: Values<'a>, scales: Values<'a>, gather: Option<Values<'a>> },
+    Fp8Block { side: Side, codes: Values<'a>, scale_inv: Values<'a>, gather: Option<Values<'a>> },
     Split { side: Side, values: Values<'a> },
 }
 
@@ -367,10 +390,18 @@ impl<'a> Factor<'a> {
             Operand::Plain { values, gather } => {
                 Factor::Plain { side, values: read(values)?, gather: Values::read_opt(memory, gather)? }
             }
-            Operand::Mxfp8 { codes, scales } => Factor::Mxfp8 { side, codes: read(codes)?, scales: read(scales)? },
-            Operand::Fp8Block { codes, scale_inv } => {
-                Factor::Fp8Block { side: side.chain_last(), codes: read(codes)?, scale_inv: read(scale_inv)? }
-            }
+            Operand::Mxfp8 { codes, scales, gather } => Factor::Mxfp8 {
+                side: Side { rows: gather.map_or(side.rows, |_| codes.rows()), ..side },
+                codes: read(codes)?,
+                scales: read(scales)?,
+                gather: Values::read_opt(memory, gather)?,
+            },
+            Operand::Fp8Block { codes, scale_inv, gather } => Factor::Fp8Block {
+                side: Side { rows: gather.map_or(side.rows, |_| codes.rows()), ..side.chain_last() },
+                codes: read(codes)?,
+                scale_inv: read(scale_inv)?,
+                gather: Values::read_opt(memory, gather)?,
+            },
             Operand::Split { values } => Factor::Split { side, values: read(values)? },
         })
     }
@@ -380,36 +411,32 @@ impl<'a> Factor<'a> {
         match self {
             Factor::Plain { side, values, gather } => {
                 let (sources, chain) = (values.rows(), chain.clone());
-                let source = |row: usize, gather: &Values<'_>| {
-                    Some(gather.word(row) as usize).filter(|&source| source < sources)
-                };
+                let gather = gather.as_ref();
                 // A gathered row that is not there is a row of +0.
-                let place = |t: usize| match (gather, side.ragged) {
-                    (Some(gather), Ragged::Rows) => source(i, gather).map(|row| side.place(group, row, t)),
-                    (Some(gather), Ragged::Chain) => source(t, gather).map(|row| side.place(group, i, row)),
-                    _ => Some(side.place(group, i, t)),
+                let place = |t: usize| match side.ragged {
+                    Ragged::Rows => source(gather, i, sources).map(|row| side.place(group, row, t)),
+                    Ragged::Chain => source(gather, t, sources).map(|row| side.place(group, i, row)),
+                    Ragged::Stacked => Some(side.place(group, i, t)),
                 };
                 match values.dtype() {
                     DType::F32 => Line::F32(chain.map(|t| place(t).map_or(0.0, |at| values.float(at))).collect()),
                     _ => Line::Bf16(chain.map(|t| place(t).map_or(0, |at| values.bf16(at))).collect()),
                 }
             }
-            Factor::Mxfp8 { side, codes, scales } => Line::Mxfp8(
-                chain.clone().map(|t| codes.bytes()[side.place(group, i, t)]).collect(),
-                chain
-                    .clone()
-                    .step_by(32)
-                    .map(|t| scales.bytes()[side.mxfp8_scales().place(group, i, t / 32)])
-                    .collect(),
-            ),
-            Factor::Fp8Block { side, codes, scale_inv } => {
+            Factor::Mxfp8 { side, codes, scales, gather } => {
+                let row = source(gather.as_ref(), i, side.rows);
+                let code = |t| row.map_or(0, |row| codes.bytes()[side.place(group, row, t)]);
+                let scale = |t| row.map_or(0, |row| scales.bytes()[side.mxfp8_scales().place(group, row, t / 32)]);
+                Line::Mxfp8(chain.clone().map(code).collect(), chain.clone().step_by(32).map(scale).collect())
+            }
+            Factor::Fp8Block { side, codes, scale_inv, gather } => {
+                let row = source(gather.as_ref(), i, side.rows);
+                let code = |t| row.map_or(0, |row| codes.bytes()[side.place(group, row, t)]);
                 // The scales of a weight also span 128 of its rows.
-                let row = if side.ragged == Ragged::Stacked { i / 128 } else { i };
-                let blocks = chain.clone().step_by(128);
-                Line::Fp8Block(
-                    chain.clone().map(|t| codes.bytes()[side.place(group, i, t)]).collect(),
-                    blocks.map(|t| scale_inv.float(side.fp8_scales().place(group, row, t / 128))).collect(),
-                )
+                let span = if side.ragged == Ragged::Stacked { 128 } else { 1 };
+                let scale =
+                    |t| row.map_or(0.0, |row| scale_inv.float(side.fp8_scales().place(group, row / span, t / 128)));
+                Line::Fp8Block(chain.clone().map(code).collect(), chain.clone().step_by(128).map(scale).collect())
             }
             Factor::Split { side, values } => {
                 let parts = chain.clone().map(|t| Split::of(values.float(side.place(group, i, t))).parts());
@@ -418,6 +445,11 @@ impl<'a> Factor<'a> {
             }
         }
     }
+}
+
+/// The row that is gathered as row `i`; itself without a gather, none if there is no such row.
+fn source(gather: Option<&Values<'_>>, i: usize, sources: usize) -> Option<usize> {
+    gather.map_or(Some(i), |gather| Some(gather.word(i) as usize).filter(|&source| source < sources))
 }
 
 /// One element of the output: a chain from zero.

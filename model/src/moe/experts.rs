@@ -1,9 +1,10 @@
 //! The experts of a rank: two grouped products around a SwiGLU, under a precision recipe. NUMERICS.md,
 //! "Mixture-of-Experts layer".
 //!
-//! bf16 and f32 products gather their rows while they load them. Quantized products need blocks along each product's
-//! chain: activations and gradients row-wise for the product along columns, and column-wise (blocks along the rows of an
-//! expert) for the weight gradients, both quantized from the unquantized values.
+//! Products gather their rows while they load them. Quantized products need blocks along each product's chain: activations
+//! and gradients row-wise for the product along columns, and column-wise (blocks along the rows of an expert) for the weight
+//! gradients, both quantized from the unquantized values. A row's own blocks are the same for all its experts, so that rows
+//! are quantized before they are gathered; those along the rows of an expert are gathered by the quantization.
 
 use super::dispatch::Placement;
 use super::{Moe, MoeExperts};
@@ -11,7 +12,7 @@ use crate::nn::{MlpSaved, Weight};
 use dropless_core::Backend;
 use dropless_core::Result;
 use dropless_core::ops::{
-    BlockFormat, ColumnBlocks, GatherRows, GemmKind, GroupQuantize, GroupedGemm, Operand, RowBlocks, Swiglu, SwigluGrad,
+    BlockFormat, ColumnBlocks, GemmKind, GroupQuantize, GroupedGemm, Operand, RowBlocks, Swiglu, SwigluGrad,
 };
 use dropless_core::{DType, Memory, Tensor};
 
@@ -46,13 +47,13 @@ impl Recipe {
         }
     }
 
-    /// Bytes of the codes and scales that a backward pass over `slots` slots holds: of the rows (along columns) of
-    /// gradients and of d(gate and up), and of the columns (along the rows of a group, padded) of these, of hidden values
-    /// and of inputs.
-    pub(super) fn code_bytes(self, slots: usize, groups: usize, h: usize, i: usize) -> usize {
+    /// Bytes of the codes and scales that a backward pass over `slots` slots of `rows` rows holds: along the columns, of the
+    /// rows of gradients and the slots of d(gate and up); along the rows of a group, padded, of the slots of these, of hidden
+    /// values and of inputs.
+    pub(super) fn code_bytes(self, rows: usize, slots: usize, groups: usize, h: usize, i: usize) -> usize {
         let Some(format) = self.format() else { return 0 };
         let padded = GroupQuantize::padded_rows(format, slots, groups);
-        let codes = slots * (h + 2 * i) + padded * (2 * h + 3 * i);
+        let codes = rows * h + slots * 2 * i + padded * (2 * h + 3 * i);
         // A byte for 32 codes, or four for 128.
         codes + codes.div_ceil(32)
     }
@@ -74,12 +75,20 @@ impl Blocks {
         })
     }
 
-    fn operand(&self) -> Operand<'_> {
+    fn operand<'a>(&'a self, gather: Option<&'a Tensor>) -> Operand<'a> {
         let (codes, scales) = (&self.codes, &self.scales);
         match scales.dtype() {
-            DType::Ue8m0 => Operand::Mxfp8 { codes, scales },
-            _ => Operand::Fp8Block { codes, scale_inv: scales },
+            DType::Ue8m0 => Operand::Mxfp8 { codes, scales, gather },
+            _ => Operand::Fp8Block { codes, scale_inv: scales, gather },
         }
+    }
+
+    fn rows(&self) -> RowBlocks<'_> {
+        RowBlocks { codes: &self.codes, scales: &self.scales }
+    }
+
+    fn columns<'a>(&'a self, offsets: Option<&'a Tensor>) -> ColumnBlocks<'a> {
+        ColumnBlocks { codes: &self.codes, scales: &self.scales, offsets }
     }
 }
 
@@ -101,11 +110,11 @@ impl ExpertWeights {
     }
 
     fn forward(&self) -> Operand<'_> {
-        self.quantized.as_ref().map_or(Operand::plain(&self.plain), |(row, _)| row.operand())
+        self.quantized.as_ref().map_or(Operand::plain(&self.plain), |(row, _)| row.operand(None))
     }
 
     fn dgrad(&self) -> Operand<'_> {
-        self.quantized.as_ref().map_or(Operand::plain(&self.plain), |(_, column)| column.operand())
+        self.quantized.as_ref().map_or(Operand::plain(&self.plain), |(_, column)| column.operand(None))
     }
 
     fn n(&self) -> usize {
@@ -134,11 +143,12 @@ fn quantize_weights(backend: &dyn Backend, format: BlockFormat, weights: &Tensor
     };
     GroupQuantize {
         x: weights,
+        gather: None,
         offsets: None,
         format,
         square,
-        row: Some(RowBlocks { codes: &row.codes, scales: &row.scales }),
-        column: Some(ColumnBlocks { codes: &column.codes, scales: &column.scales, offsets: None }),
+        row: Some(row.rows()),
+        column: Some(column.columns(None)),
         amax: None,
     }
     .run(backend)?;
@@ -177,47 +187,41 @@ impl<'a> SlotRows<'a> {
         let Some(format) = recipe.format() else {
             return Ok(SlotRows { values, gather, row: None, column: None });
         };
-        let gathered;
-        let x = match gather {
-            None => values,
-            Some(index) => {
-                gathered = backend.alloc(values.dtype(), &[index.len(), values.cols()], Memory::Device)?;
-                GatherRows { x: values, index, out: &gathered }.run(backend)?;
-                &gathered
-            }
-        };
-        let (rows, cols) = (x.rows(), x.cols());
-        let block = format.block();
+        let (sources, cols, block) = (values.rows(), values.cols(), format.block());
         let row = if uses.along_columns {
-            Some(Blocks::alloc(backend, format, &[rows, cols], &[rows, cols.div_ceil(block)])?)
+            Some(Blocks::alloc(backend, format, &[sources, cols], &[sources, cols.div_ceil(block)])?)
         } else {
             None
         };
         let column = if uses.along_rows {
-            let padded = GroupQuantize::padded_rows(format, rows, offsets.len() - 1);
-            let blocks = if matches!(format, BlockFormat::Fp8Block { .. }) {
-                Blocks::alloc(backend, format, &[cols, padded], &[cols, padded / block])?
-            } else {
-                Blocks::alloc(backend, format, &[padded, cols], &[padded / block, cols])?
-            };
+            let padded = GroupQuantize::padded_rows(format, gather.map_or(sources, Tensor::len), offsets.len() - 1);
+            let turned = matches!(format, BlockFormat::Fp8Block { .. });
+            let codes = if turned { [cols, padded] } else { [padded, cols] };
+            let blocks = Blocks::alloc(backend, format, &codes, &[padded / block, cols])?;
             Some((blocks, backend.alloc(DType::U32, &[offsets.len()], Memory::Device)?))
         } else {
             None
         };
-        GroupQuantize {
-            x,
+        let quantize = GroupQuantize {
+            x: values,
+            gather,
             offsets: Some(offsets),
             format,
             square: false,
-            row: row.as_ref().map(|b| RowBlocks { codes: &b.codes, scales: &b.scales }),
-            column: column.as_ref().map(|(b, offsets)| ColumnBlocks {
-                codes: &b.codes,
-                scales: &b.scales,
-                offsets: Some(offsets),
-            }),
+            row: row.as_ref().map(Blocks::rows).filter(|_| gather.is_none()),
+            column: column.as_ref().map(|(blocks, padded)| blocks.columns(Some(padded))),
             amax: None,
+        };
+        if let (Some(row), Some(_)) = (&row, gather) {
+            let x = values.reshape(&[1, sources, cols])?;
+            let Blocks { codes, scales } = row;
+            let (codes, scales) = (codes.reshape(x.shape())?, scales.reshape(&[1, sources, cols.div_ceil(block)])?);
+            let row = Some(RowBlocks { codes: &codes, scales: &scales });
+            GroupQuantize { x: &x, gather: None, offsets: None, row, column: None, ..quantize }.run(backend)?;
         }
-        .run(backend)?;
+        if quantize.row.is_some() || quantize.column.is_some() {
+            quantize.run(backend)?;
+        }
         Ok(SlotRows { values, gather, row, column })
     }
 
@@ -227,12 +231,12 @@ impl<'a> SlotRows<'a> {
 
     /// The operand of a product along the columns.
     fn row(&self) -> Operand<'_> {
-        self.row.as_ref().map_or(self.plain(), Blocks::operand)
+        self.row.as_ref().map_or(self.plain(), |row| row.operand(self.gather))
     }
 
     /// The operand of a weight gradient, with the offsets that belong to it.
     fn column<'b>(&'b self, offsets: &'b Tensor) -> (Operand<'b>, &'b Tensor) {
-        self.column.as_ref().map_or((self.plain(), offsets), |(blocks, padded)| (blocks.operand(), padded))
+        self.column.as_ref().map_or((self.plain(), offsets), |(blocks, padded)| (blocks.operand(None), padded))
     }
 }
 

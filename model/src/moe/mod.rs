@@ -152,7 +152,7 @@ impl Moe {
         let (rows, pieces) = (self.piece_rows(ranks, tokens), tokens.expert_shards().count() * self.chunks);
         let slots = self.slots(rows);
         let travelling = if ranks > 1 || self.chunks > 1 { rows * h * (2 * b + 8) } else { 0 };
-        let computed = slots * (6 * i * b + 12) + self.recipe.code_bytes(slots, local, h, i);
+        let computed = slots * (6 * i * b + 12) + self.recipe.code_bytes(rows, slots, local, h, i);
         let waiting = rows * (8 * k + 8) + slots * (8 + h * b);
         let results = tokens.count() * (h * (2 * b + 4) + 8 * experts + 8 * k);
         (travelling + computed + pieces * waiting + results) as u64

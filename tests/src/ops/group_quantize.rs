@@ -75,17 +75,21 @@ fn ragged(m: &mut Maker<'_>) {
         offsets.push(offsets[offsets.len() - 1] + size as u32);
     }
     let rows = offsets[groups] as usize + m.below(4);
-    let x = input(m, &[rows, cols]);
+    let (x, gather) = if m.flag() {
+        let sources = 1 + m.below(2 * rows + 1);
+        let mut index: Vec<u32> = (0..rows).map(|_| m.random.below(sources) as u32).collect();
+        m.stray(&mut index, sources);
+        (input(m, &[sources, cols]), Some(m.integers(&[rows], &index)))
+    } else {
+        (input(m, &[rows, cols]), None)
+    };
     m.stray(&mut offsets, rows + 1);
     let offsets = m.integers(&[groups + 1], &offsets);
     let padded = GroupQuantize::padded_rows(format, rows, groups) + block * m.below(2);
     let codes = m.output("codes", code, &[rows, if nvfp4 { cols / 2 } else { cols }]);
     let scales = m.output("scales", scale, &[rows, cols.div_ceil(block)]);
-    let (column_codes, column_scales) = if transposed {
-        (m.output("column_codes", code, &[cols, padded]), m.output("column_scales", scale, &[cols, padded / block]))
-    } else {
-        (m.output("column_codes", code, &[padded, cols]), m.output("column_scales", scale, &[padded / block, cols]))
-    };
+    let column_codes = m.output("column_codes", code, &if transposed { [cols, padded] } else { [padded, cols] });
+    let column_scales = m.output("column_scales", scale, &[padded / block, cols]);
     let column_offsets = m.output("column_offsets", DType::U32, &[groups + 1]);
     let amax = m.output("amax", DType::F32, &[1]);
     let column = ColumnBlocks { codes: &column_codes, scales: &column_scales, offsets: Some(&column_offsets) };
@@ -94,6 +98,7 @@ fn ragged(m: &mut Maker<'_>) {
     m.run(
         GroupQuantize {
             x: &x,
+            gather: gather.as_ref(),
             offsets: Some(&offsets),
             format,
             square: false,
@@ -133,6 +138,7 @@ fn stacked(m: &mut Maker<'_>) {
     m.run(
         GroupQuantize {
             x: &x,
+            gather: None,
             offsets: None,
             format,
             square,

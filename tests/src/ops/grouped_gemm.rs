@@ -9,7 +9,7 @@ mod problem;
 #[cfg(test)]
 mod properties;
 
-use dropless_core::ops::{GemmKind, GroupedGemm, Operand, Side};
+use dropless_core::ops::{GemmKind, GroupedGemm, Operand, Ragged, Side};
 use dropless_core::{DType, NumericModel, Tensor};
 
 use crate::differential::{Maker, Problem};
@@ -39,41 +39,45 @@ impl Format {
     }
 }
 
-/// A factor: its elements, and its row indices or its scales.
+/// A factor: its elements, its scales, and its row indices.
 struct Factor {
     format: Format,
     elements: Tensor,
-    extra: Option<Tensor>,
+    scales: Option<Tensor>,
+    gather: Option<Tensor>,
 }
 
 impl Factor {
     fn operand(&self) -> Operand<'_> {
-        match (self.format, &self.extra) {
-            (Format::Mxfp8, Some(scales)) => Operand::Mxfp8 { codes: &self.elements, scales },
-            (Format::Fp8Block, Some(scale_inv)) => Operand::Fp8Block { codes: &self.elements, scale_inv },
+        let gather = self.gather.as_ref();
+        match (self.format, &self.scales) {
+            (Format::Mxfp8, Some(scales)) => Operand::Mxfp8 { codes: &self.elements, scales, gather },
+            (Format::Fp8Block, Some(scale_inv)) => Operand::Fp8Block { codes: &self.elements, scale_inv, gather },
             (Format::Split, _) => Operand::Split { values: &self.elements },
-            (_, gather) => Operand::Plain { values: &self.elements, gather: gather.as_ref() },
+            _ => Operand::Plain { values: &self.elements, gather },
         }
     }
 }
 
 fn factor(m: &mut Maker<'_>, format: Format, side: Side, gather: bool) -> Factor {
-    let shape = side.shape();
-    let (elements, extra) = match format {
-        Format::F32 | Format::Bf16 => {
-            let dtype = if format == Format::F32 { DType::F32 } else { DType::Bf16 };
-            if gather {
-                let sources = 7;
-                let mut index: Vec<u32> = (0..shape[0]).map(|_| m.random.below(sources) as u32).collect();
-                m.stray(&mut index, sources);
-                (m.tensor(dtype, &[sources, shape[1]]), Some(m.integers(&[shape[0]], &index)))
-            } else {
-                (m.tensor(dtype, &shape), None)
-            }
-        }
+    let sources = 7;
+    let index = gather.then(|| {
+        let mut index: Vec<u32> = (0..side.shape()[0]).map(|_| m.random.below(sources) as u32).collect();
+        m.stray(&mut index, sources);
+        m.integers(&[index.len()], &index)
+    });
+    // What is stored: the rows to gather from.
+    let side = match side.ragged {
+        Ragged::Rows if gather => Side { rows: sources, ..side },
+        Ragged::Chain if gather => Side { chain: sources, ..side },
+        _ => side,
+    };
+    let (elements, scales) = match format {
+        Format::F32 | Format::Split => (m.tensor(DType::F32, &side.shape()), None),
+        Format::Bf16 => (m.tensor(DType::Bf16, &side.shape()), None),
         Format::Mxfp8 => {
             let scales = side.mxfp8_scales().shape();
-            let elements = m.tensor(DType::E4m3, &shape);
+            let elements = m.tensor(DType::E4m3, &side.shape());
             let len = scales.iter().product();
             // Mostly near 1, now and then any scale at all.
             let codes: Vec<u8> = (0..len)
@@ -85,9 +89,8 @@ fn factor(m: &mut Maker<'_>, format: Format, side: Side, gather: bool) -> Factor
             let elements = m.tensor(DType::E4m3, &side.chain_last().shape());
             (elements, Some(m.tensor(DType::F32, &side.fp8_scales().shape())))
         }
-        Format::Split => (m.tensor(DType::F32, &shape), None),
     };
-    Factor { format, elements, extra }
+    Factor { format, elements, scales, gather: index }
 }
 
 /// A product. Rows past the last group hold values that must not show.
@@ -118,9 +121,11 @@ fn product(m: &mut Maker<'_>) {
     let rows = offsets[groups] as usize + spare;
     let product = kind.product(groups, rows, n, k);
     let ([a, b], out) = (product.sides, product.out_shape());
-    let gather = m.flag() && block == 1;
-    let a = factor(m, formats[0], a, gather);
-    let b = factor(m, formats[1], b, gather && product.ragged_chain());
+    // Blocks along what is gathered cannot be.
+    let gather = m.flag() && (block == 1 || !product.ragged_chain());
+    let plain = |format| format != Format::Split;
+    let a = factor(m, formats[0], a, gather && plain(formats[0]));
+    let b = factor(m, formats[1], b, gather && plain(formats[1]) && product.ragged_chain());
     m.stray(&mut offsets, rows + 1);
     let offsets = m.integers(&[groups + 1], &offsets);
     let accumulate = m.flag();

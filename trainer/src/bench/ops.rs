@@ -162,16 +162,17 @@ impl Bench<'_> {
         let padded = GroupQuantize::padded_rows(format, rows, groups);
         let scale = if matches!(format, BlockFormat::Mxfp8 { .. }) { DType::Ue8m0 } else { DType::F32 };
         // FP8 blocks store the column-wise result transposed.
-        let (columns, column_scales) = match format {
-            BlockFormat::Fp8Block { .. } => ([cols, padded], [cols, padded / block]),
-            _ => ([padded, cols], [padded / block, cols]),
+        let columns = match format {
+            BlockFormat::Fp8Block { .. } => [cols, padded],
+            _ => [padded, cols],
         };
         let (row_codes, row_scales) =
             (self.empty(DType::E4m3, &[rows, cols])?, self.empty(scale, &[rows, cols / block])?);
-        let (codes, scales) = (self.empty(DType::E4m3, &columns)?, self.empty(scale, &column_scales)?);
+        let (codes, scales) = (self.empty(DType::E4m3, &columns)?, self.empty(scale, &[padded / block, cols])?);
         let padded_offsets = self.empty(DType::U32, &[groups + 1])?;
         let op = GroupQuantize {
             x: &x,
+            gather: None,
             offsets: Some(&offsets),
             format,
             square: false,

@@ -2,7 +2,7 @@
 
 use dropless_core::launch::Program;
 use dropless_core::ops::{Combine, EmbeddingGrad, GatherRows, Window};
-use dropless_core::{DType, Result};
+use dropless_core::{DType, Result, Tensor};
 
 use super::{RowWise, elements};
 use crate::dispatch::Stream;
@@ -51,6 +51,11 @@ pub(crate) static EMBEDDING_GRAD: Shader<EmbeddingGradScalars> = Shader::new(
     &[PRELUDE, FORMATS, include_str!("../../../../shaders/embedding_grad.wgsl")],
     &[Binding::read("dy", FLOAT), Binding::read("ids", U32), Binding::in_place("d_table", F32)],
 );
+
+/// Queues the gathering of rows for an op that wants them in order.
+pub(in crate::ops) fn gather_rows(stream: &Stream, x: &Tensor, index: &Tensor, out: &Tensor) -> Result<()> {
+    GatherRows { x, index, out }.queue(stream)
+}
 
 impl RowWise for GatherRows<'_> {
     const SHADERS: &'static [&'static Program] = &[&GATHER_ROWS.program];

@@ -6,11 +6,11 @@
 mod groups;
 mod passes;
 
-use bytemuck::cast_slice_mut;
+use bytemuck::{Zeroable, cast_slice_mut};
 use rayon::prelude::*;
 
 use super::Simd;
-use super::memory::{self, Floats, min_rows};
+use super::memory::{self, Floats, Gathered, min_rows};
 use crate::error::Result;
 use crate::numerics::blocks::{self, Format, Fp8Block, Mxfp8, Nvfp4};
 use crate::ops::{BlockFormat, Checked, ColumnBlocks, GroupQuantize, RowBlocks};
@@ -19,13 +19,15 @@ use groups::Groups;
 const OP: &str = "group_quantize";
 
 pub(super) fn run(op: &Checked<GroupQuantize<'_>>, simd: Simd) -> Result<()> {
-    let values = memory::input(OP, op.x)?;
+    let (values, cols) = (memory::input(OP, op.x)?, op.x.cols());
+    let gather = memory::input_opt(OP, op.gather)?;
     let offsets = memory::input_opt(OP, op.offsets)?;
     let groups = match &offsets {
-        Some(offsets) => Groups::ragged(offsets.u32(), op.x.rows()),
+        Some(offsets) => Groups::ragged(offsets.u32(), op.rows()),
         None => Groups::stacked(op.x.shape()[0], op.x.shape()[1]),
     };
-    let x = Source { values: values.floats(), cols: op.x.cols(), simd };
+    let gathered = gather.as_ref().map(|gather| Gathered::of(values.floats(), cols, &gather.u32()[..groups.rows()]));
+    let x = Source { values: gathered.as_ref().map_or(values.floats(), Gathered::floats), cols, simd };
     match op.format {
         BlockFormat::Mxfp8 { floor } => quantize(op, &x, &groups, &Mxfp8 { floor }),
         BlockFormat::Fp8Block { f32_scale } => quantize(op, &x, &groups, &Fp8Block { f32_scale }),
@@ -82,7 +84,12 @@ fn quantize<F: Format>(op: &GroupQuantize<'_>, x: &Source<'_>, groups: &Groups, 
                 passes::transposed(x, &groups.blocks_of(group, F::BLOCK), format, Some(grid), codes, None);
             }
         } else {
-            passes::transposed(x, &blocks, format, None, codes, Some(scales));
+            let mut of_columns = vec![F::Scale::zeroed(); x.cols * blocks.len()];
+            passes::transposed(x, &blocks, format, None, codes, Some(&mut of_columns));
+            for (block, scales) in scales.chunks_mut(x.cols.max(1)).take(blocks.len()).enumerate() {
+                let of_block = of_columns.iter().skip(block).step_by(blocks.len());
+                scales.iter_mut().zip(of_block).for_each(|(scale, of_column)| *scale = *of_column);
+            }
         }
     }
     Ok(())

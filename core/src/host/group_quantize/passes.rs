@@ -140,7 +140,7 @@ pub(super) fn columns<F: Format>(
 /// Columns that one thread takes at a time in [`transposed`]: a cache line of codes while they wait to be turned.
 const STRIPE: usize = 64;
 
-/// e4m3 blocks along the columns, stored column by column: codes `[cols, padded]`, scales `[cols, padded / block]`.
+/// e4m3 blocks along the columns, stored column by column: codes `[cols, padded]`, scales `[cols, blocks]`.
 /// Without `scales` only the codes are written.
 pub(super) fn transposed<F: Format>(
     x: &Source<'_>,
@@ -151,7 +151,7 @@ pub(super) fn transposed<F: Format>(
     scales: Option<&mut [F::Scale]>,
 ) {
     let padded = codes.len() / x.cols.max(1);
-    let per_col = padded / F::BLOCK;
+    let per_col = blocks.len();
     let scales = pieces(scales, STRIPE * per_col, x.cols.div_ceil(STRIPE));
     let stripes = codes.par_chunks_mut((STRIPE * padded).max(1)).zip(scales).enumerate();
     stripes.for_each(|(stripe, (codes, mut scales))| {

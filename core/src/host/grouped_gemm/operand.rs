@@ -3,15 +3,17 @@
 
 use std::ops::Range;
 
+use bytemuck::{AnyBitPattern, cast_slice};
 use rayon::prelude::*;
 
 use super::OP;
 use crate::error::Result;
 use crate::host::Simd;
-use crate::host::memory::{Floats, Input, input, input_opt};
+use crate::host::memory::{Floats, Gathered, Input, gathered, input, input_opt};
 use crate::host::product::{Axis, Elements, Matrix, product};
 use crate::numerics::{NumericModel, bf16, e4m3, mma, ue8m0};
 use crate::ops::{Operand, Ragged, SPLIT_BLOCK, Side, Split, offsets};
+use crate::tensor::Tensor;
 
 /// Elements along the chain that share an MXFP8 scale.
 const MX_BLOCK: usize = 32;
@@ -46,21 +48,42 @@ enum Values<'a> {
         values: Input<'a>,
         gather: Option<Input<'a>>,
     },
-    /// Rows gathered beforehand, as some are not there.
-    Zeroed(Vec<f32>),
-    /// The same of bf16, and MXFP8 as bf16.
-    Bf16(Vec<u16>),
+    /// Rows gathered beforehand, as some are not there; MXFP8 as bf16.
+    Gathered(Gathered),
     /// MXFP8 for a matrix unit that takes scales.
     Mxfp8 {
-        codes: Input<'a>,
-        scales: Input<'a>,
+        codes: Numbers<'a, u8>,
+        scales: Numbers<'a, u8>,
     },
     Fp8Block {
-        codes: Input<'a>,
-        scale_inv: Input<'a>,
+        codes: Numbers<'a, u8>,
+        scale_inv: Numbers<'a, f32>,
     },
     /// f32 as bf16 parts.
     Split([Vec<u16>; 3]),
+}
+
+/// Codes or scales as they lie in memory, or their gathered rows.
+enum Numbers<'a, T> {
+    There(Input<'a>),
+    Gathered(Vec<T>),
+}
+
+impl<'a, T: AnyBitPattern + Default> Numbers<'a, T> {
+    fn of(tensor: &'a Tensor, index: Option<&[u32]>) -> Result<Numbers<'a, T>> {
+        let numbers = input(OP, tensor)?;
+        Ok(match index {
+            None => Numbers::There(numbers),
+            Some(index) => Numbers::Gathered(gathered(cast_slice(numbers.bytes()), tensor.cols(), index)),
+        })
+    }
+
+    fn get(&self) -> &[T] {
+        match self {
+            Numbers::There(numbers) => cast_slice(numbers.bytes()),
+            Numbers::Gathered(numbers) => numbers,
+        }
+    }
 }
 
 /// A factor, locked for reading.
@@ -80,24 +103,26 @@ impl<'a> Factor<'a> {
                 if index.iter().all(|&row| (row as usize) < rows) {
                     Values::Plain { values, gather }
                 } else {
-                    match values.floats() {
-                        Floats::F32(values) => Values::Zeroed(gathered(values, cols, index)),
-                        Floats::Bf16(codes) => Values::Bf16(gathered(codes, cols, index)),
-                    }
+                    Values::Gathered(Gathered::of(values.floats(), cols, index))
                 }
             }
-            Operand::Mxfp8 { codes, scales } => {
-                let (codes, scales, cols) = (input(OP, codes)?, input(OP, scales)?, codes.cols());
+            Operand::Mxfp8 { codes, scales, gather } => {
+                let (cols, gather) = (codes.cols(), input_opt(OP, gather)?);
+                let index = gather.as_ref().map(|index| &index.u32()[..groups.total()]);
+                let (codes, scales) = (Numbers::of(codes, index)?, Numbers::of(scales, index)?);
                 if model == NumericModel::Blackwell {
                     Values::Mxfp8 { codes, scales }
                 } else {
-                    let used = if side.ragged == Ragged::Stacked { codes.u8().len() } else { groups.total() * cols };
-                    Values::Bf16(dequantize(&codes.u8()[..used], scales.u8(), cols, side.chain_last))
+                    let used = if side.ragged == Ragged::Stacked { codes.get().len() } else { groups.total() * cols };
+                    let values = dequantize(&codes.get()[..used], scales.get(), cols, side.chain_last);
+                    Values::Gathered(Gathered::Bf16(values))
                 }
             }
-            Operand::Fp8Block { codes, scale_inv } => {
+            Operand::Fp8Block { codes, scale_inv, gather } => {
                 side = side.chain_last();
-                Values::Fp8Block { codes: input(OP, codes)?, scale_inv: input(OP, scale_inv)? }
+                let gather = input_opt(OP, gather)?;
+                let index = gather.as_ref().map(|index| &index.u32()[..groups.total()]);
+                Values::Fp8Block { codes: Numbers::of(codes, index)?, scale_inv: Numbers::of(scale_inv, index)? }
             }
             Operand::Split { values } => {
                 let (values, cols) = (input(OP, values)?, values.cols());
@@ -115,18 +140,6 @@ impl<'a> Factor<'a> {
         let row = if self.side.ragged == Ragged::Rows { start + row } else { row };
         Block { factor: self, group, row, rows }
     }
-}
-
-/// The rows of these numbers, one after the other; +0 for one that is not there.
-fn gathered<T: Copy + Default>(values: &[T], cols: usize, index: &[u32]) -> Vec<T> {
-    let mut out = vec![T::default(); index.len() * cols];
-    for (out, &row) in out.chunks_mut(cols.max(1)).zip(index) {
-        let from = row as usize * cols;
-        if let Some(row) = values.get(from..from + cols) {
-            out.copy_from_slice(row);
-        }
-    }
-    out
 }
 
 /// MXFP8 to bf16: exact but for the ends of the exponent range.
@@ -203,7 +216,7 @@ pub(super) fn multiply(
     let ldc = b.rows;
     match (&a.factor.values, &b.factor.values) {
         (Values::Fp8Block { codes: x, scale_inv: sx }, Values::Fp8Block { codes: y, scale_inv: sy }) => {
-            let (x, y, sx, sy) = (Elements::E4m3(x.u8()), Elements::E4m3(y.u8()), sx.f32(), sy.f32());
+            let (x, y, sx, sy) = (Elements::E4m3(x.get()), Elements::E4m3(y.get()), sx.get(), sy.get());
             let mut part = vec![0.0; out.len()];
             for from in chain.clone().step_by(FP8_BLOCK) {
                 let k = FP8_BLOCK.min(chain.end - from);
@@ -219,9 +232,9 @@ pub(super) fn multiply(
             }
         }
         (Values::Mxfp8 { codes: x, scales: sx }, Values::Mxfp8 { codes: y, scales: sy }) => {
-            let columns: Vec<_> = (0..b.rows).map(|j| b.mxfp8(y.u8(), sy.u8(), j, chain.clone())).collect();
+            let columns: Vec<_> = (0..b.rows).map(|j| b.mxfp8(y.get(), sy.get(), j, chain.clone())).collect();
             for (i, out) in out.chunks_mut(ldc).enumerate() {
-                let [x, sx] = a.mxfp8(x.u8(), sx.u8(), i, chain.clone());
+                let [x, sx] = a.mxfp8(x.get(), sx.get(), i, chain.clone());
                 for (acc, [y, sy]) in out.iter_mut().zip(&columns) {
                     *acc = mma::dot_mxfp8(&x, &sx, y, sy, *acc);
                 }
@@ -248,16 +261,19 @@ pub(super) fn multiply(
     }
 }
 
+fn elements_of(values: Floats<'_>) -> Elements<'_> {
+    match values {
+        Floats::F32(values) => Elements::F32(values),
+        Floats::Bf16(codes) => Elements::Bf16(codes),
+    }
+}
+
 impl Values<'_> {
     fn elements(&self) -> Elements<'_> {
         match self {
-            Values::Plain { values, .. } => match values.floats() {
-                Floats::F32(values) => Elements::F32(values),
-                Floats::Bf16(codes) => Elements::Bf16(codes),
-            },
-            Values::Zeroed(values) => Elements::F32(values),
-            Values::Bf16(codes) => Elements::Bf16(codes),
-            Values::Mxfp8 { codes, .. } | Values::Fp8Block { codes, .. } => Elements::E4m3(codes.u8()),
+            Values::Plain { values, .. } => elements_of(values.floats()),
+            Values::Gathered(values) => elements_of(values.floats()),
+            Values::Mxfp8 { codes, .. } | Values::Fp8Block { codes, .. } => Elements::E4m3(codes.get()),
             Values::Split([.., high]) => Elements::Bf16(high),
         }
     }

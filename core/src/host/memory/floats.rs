@@ -79,6 +79,42 @@ impl<'a> Floats<'a> {
     }
 }
 
+/// The rows of these numbers, one after the other; +0 for one that is not there.
+pub(in crate::host) fn gathered<T: Copy + Default>(values: &[T], cols: usize, index: &[u32]) -> Vec<T> {
+    let mut out = vec![T::default(); index.len() * cols];
+    for (out, &row) in out.chunks_mut(cols.max(1)).zip(index) {
+        let from = row as usize * cols;
+        if let Some(row) = values.get(from..from + cols) {
+            out.copy_from_slice(row);
+        }
+    }
+    out
+}
+
+/// Gathered f32 or bf16 elements.
+#[derive(Debug)]
+pub(in crate::host) enum Gathered {
+    F32(Vec<f32>),
+    Bf16(Vec<u16>),
+}
+
+impl Gathered {
+    /// See [`gathered`].
+    pub(in crate::host) fn of(values: Floats<'_>, cols: usize, index: &[u32]) -> Gathered {
+        match values {
+            Floats::F32(values) => Gathered::F32(gathered(values, cols, index)),
+            Floats::Bf16(codes) => Gathered::Bf16(gathered(codes, cols, index)),
+        }
+    }
+
+    pub(in crate::host) fn floats(&self) -> Floats<'_> {
+        match self {
+            Gathered::F32(values) => Floats::F32(values),
+            Gathered::Bf16(codes) => Floats::Bf16(codes),
+        }
+    }
+}
+
 /// f32 or bf16 elements, written from f32 with one rounding.
 #[derive(Debug)]
 pub(in crate::host) enum FloatsMut<'a> {

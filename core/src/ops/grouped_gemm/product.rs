@@ -95,10 +95,11 @@ impl Side {
         Side { chain: self.chain / 32, ..self }
     }
 
-    /// The inverse scales of FP8 blocks, which in a weight also span 128 of its rows.
+    /// The inverse scales of FP8 blocks, which in a weight also span 128 of its rows; where the groups divide the chain,
+    /// those of a block lie side by side.
     pub fn fp8_scales(self) -> Side {
         let rows = if self.ragged == Ragged::Stacked { self.rows.div_ceil(128) } else { self.rows };
-        Side { rows, chain: self.chain.div_ceil(128), ..self.chain_last() }
+        Side { rows, chain: self.chain.div_ceil(128), chain_last: self.ragged != Ragged::Chain, ..self }
     }
 
     /// Distance in memory from one row to the next, and from one element along the chain to the next.

@@ -9,12 +9,12 @@ use super::problem::{FP8, FP8_F32, MXFP8, MXFP8_FLOOR, NVFP4, Output, Problem, R
 /// One group of rows, in f32.
 fn ragged(format: BlockFormat, k: usize, x: Vec<f32>) -> Output {
     let rows = Rows::Ragged(vec![x.len() / k]);
-    quantize(&host(None), &Problem { format, bf16: false, x, k, rows }).expect("valid")
+    quantize(&host(None), &Problem { format, bf16: false, x, k, rows, gather: None }).expect("valid")
 }
 
 /// Stacked matrices, in f32.
 fn stacked(format: BlockFormat, groups: usize, square: bool, k: usize, x: Vec<f32>) -> Output {
-    quantize(&host(None), &Problem { format, bf16: false, x, k, rows: Rows::Stacked { groups, square } })
+    quantize(&host(None), &Problem { format, bf16: false, x, k, rows: Rows::Stacked { groups, square }, gather: None })
         .expect("valid")
 }
 
@@ -45,6 +45,12 @@ fn row_values(format: BlockFormat, k: usize, out: &Output) -> Vec<f32> {
 
 const FORMATS: [BlockFormat; 5] = [MXFP8, MXFP8_FLOOR, FP8, FP8_F32, NVFP4];
 
+/// The scales of FP8 blocks along the columns, those of a column side by side, as its codes are.
+fn of_columns(out: &Output, k: usize) -> Vec<f32> {
+    let (scales, blocks) = (floats(&out.column_scales), out.column_scales.len() / 4 / k);
+    (0..k * blocks).map(|i| scales[i % blocks * k + i / blocks]).collect()
+}
+
 #[test]
 fn b030_groups_need_not_be_multiples_of_the_block() {
     let sizes = [44usize, 20, 0, 33, 1];
@@ -54,13 +60,13 @@ fn b030_groups_need_not_be_multiples_of_the_block() {
     let group = |row: usize| (0..).find(|&g| row < sizes[..=g].iter().sum()).unwrap();
     let x: Vec<f32> = (0..rows * k).map(|i| (1.0 + (i % 7) as f32) * libm::exp2f(20.0 * group(i / k) as f32)).collect();
     for (format, offsets) in [(MXFP8, [0, 64, 96, 96, 160, 192]), (FP8, [0, 128, 256, 256, 384, 512])] {
-        let p = Problem { format, bf16: false, x: x.clone(), k, rows: Rows::Ragged(sizes.to_vec()) };
+        let p = Problem { format, bf16: false, x: x.clone(), k, rows: Rows::Ragged(sizes.to_vec()), gather: None };
         let out = quantize(&host(None), &p).unwrap();
         assert_eq!(out.offsets, offsets);
         let fp8 = matches!(format, BlockFormat::Fp8Block { .. });
         let capacity = out.column_codes.len() / k;
         let values = if fp8 {
-            dequantize::fp8_block(&out.column_codes, &floats(&out.column_scales), [k, capacity], [1, 128])
+            dequantize::fp8_block(&out.column_codes, &of_columns(&out, k), [k, capacity], [1, 128])
         } else {
             dequantize::mxfp8(&out.column_codes, &out.column_scales, [capacity, k], [32, 1])
         };
@@ -168,7 +174,14 @@ fn b051_floor_looks_at_the_f32_exponent() {
     for (amax, byte) in [(f32::from_bits(0x3FFF_DF3B), 119), (1.9961, 119), (2.0, 120)] {
         assert_eq!(ragged(MXFP8_FLOOR, 32, padded(&[amax], 32)).row_scales, [byte], "{amax}");
     }
-    let p = Problem { format: MXFP8_FLOOR, bf16: true, x: padded(&[2.0], 32), k: 32, rows: Rows::Ragged(vec![1]) };
+    let p = Problem {
+        format: MXFP8_FLOOR,
+        bf16: true,
+        x: padded(&[2.0], 32),
+        k: 32,
+        rows: Rows::Ragged(vec![1]),
+        gather: None,
+    };
     assert_eq!(quantize(&host(None), &p).unwrap().row_scales, [120]);
 }
 
@@ -226,7 +239,7 @@ fn b136_columns_have_scales_of_their_own() {
 
     let out = ragged(FP8, k, x.clone());
     let capacity = out.column_codes.len() / k;
-    let values = dequantize::fp8_block(&out.column_codes, &floats(&out.column_scales), [k, capacity], [1, 128]);
+    let values = dequantize::fp8_block(&out.column_codes, &of_columns(&out, k), [k, capacity], [1, 128]);
     assert!((0..rows * k).all(|i| values[i % k * capacity + i / k] == x[i]));
     assert_ne!(row_values(FP8, k, &out), x);
 }
@@ -262,7 +275,7 @@ fn b171_stochastic_rounding_is_fair_and_keyed() {
 #[test]
 fn b213_widths_that_blocks_do_not_divide_are_named() {
     let run = |format, k: usize| {
-        let p = Problem { format, bf16: false, x: vec![1.0; 2 * k], k, rows: Rows::Ragged(vec![2]) };
+        let p = Problem { format, bf16: false, x: vec![1.0; 2 * k], k, rows: Rows::Ragged(vec![2]), gather: None };
         quantize(&host(None), &p).map_err(|e| e.to_string())
     };
     let error = run(MXFP8, 1536 / 32).unwrap_err();
@@ -288,6 +301,7 @@ fn offsets_past_the_rows_count_as_all_rows() {
         x: x.clone(),
         k: 32,
         rows: Rows::Ragged(sizes.to_vec()),
+        gather: None,
     };
     let (beyond, within) = [&[40, 60], &[40, 24]].map(|sizes| quantize(&host(None), &problem(sizes)).unwrap()).into();
     assert_eq!(beyond.row_codes, within.row_codes);

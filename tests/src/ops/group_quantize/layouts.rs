@@ -34,10 +34,14 @@ fn problem() -> impl Strategy<Value = Problem> {
         .prop_map(|(groups, n, square)| (Rows::Stacked { groups, square }, groups * n * 32));
     let rows = prop_oneof![ragged, stacked];
     let columns = prop::sample::select(vec![32usize, 64, 128, 160, 288]);
-    (format, any::<bool>(), rows, columns, prop::collection::vec(value(), 997)).prop_map(
-        |(format, bf16, (rows, count), k, pool)| {
-            let x = (0..count * k).map(|i| pool[i % pool.len()]).collect();
-            Problem { format, bf16, x, k, rows }
+    // Rows to gather from, some of which are not there.
+    let gather = prop::option::of(1usize..50);
+    (format, any::<bool>(), rows, columns, prop::collection::vec(value(), 997), gather).prop_map(
+        |(format, bf16, (rows, count), k, pool, gather)| {
+            let sources = gather.filter(|_| matches!(rows, Rows::Ragged(_)));
+            let x = (0..sources.unwrap_or(count) * k).map(|i| pool[i % pool.len()]).collect();
+            let index = |sources: usize| (0..count).map(|i| (i * 7919 % (sources + 3)) as u32).collect();
+            Problem { format, bf16, x, k, rows, gather: sources.map(index) }
         },
     )
 }

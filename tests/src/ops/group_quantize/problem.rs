@@ -31,6 +31,8 @@ pub(super) struct Problem {
     /// Columns.
     pub(super) k: usize,
     pub(super) rows: Rows,
+    /// The row of `x` that each row is.
+    pub(super) gather: Option<Vec<u32>>,
 }
 
 #[derive(Clone, Debug)]
@@ -65,7 +67,9 @@ fn filled(host: &dyn Backend, dtype: DType, shape: &[usize]) -> Tensor {
 /// Row-wise and (but for NVFP4) column-wise in one op.
 pub(super) fn quantize(host: &dyn Backend, p: &Problem) -> Result<Output> {
     let (k, block) = (p.k, p.format.block());
-    let rows = p.x.len() / k;
+    let sources = p.x.len() / k;
+    let rows = p.gather.as_ref().map_or(sources, Vec::len);
+    let gather = p.gather.as_ref().map(|index| host.upload(DType::U32, &[rows], index)).transpose()?;
     let (code, scale) = match p.format {
         BlockFormat::Mxfp8 { .. } => (DType::E4m3, DType::Ue8m0),
         BlockFormat::Fp8Block { .. } => (DType::E4m3, DType::F32),
@@ -88,10 +92,14 @@ pub(super) fn quantize(host: &dyn Backend, p: &Problem) -> Result<Output> {
         }));
         offsets = Some(host.upload(DType::U32, &[ends.len()], &ends)?);
     }
+    let mut of_x = shape.clone();
+    if gather.is_some() {
+        of_x[0] = sources;
+    }
     let x = if p.bf16 {
-        host.upload(DType::Bf16, &shape, &p.x.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>())?
+        host.upload(DType::Bf16, &of_x, &p.x.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>())?
     } else {
-        host.upload(DType::F32, &shape, &p.x)?
+        host.upload(DType::F32, &of_x, &p.x)?
     };
     let last = shape.len() - 1;
     let with = |at: usize, extent: usize| {
@@ -108,7 +116,7 @@ pub(super) fn quantize(host: &dyn Backend, p: &Problem) -> Result<Output> {
     let (codes, scales) = match &p.rows {
         Rows::Ragged(sizes) => {
             let padded = GroupQuantize::padded_rows(p.format, rows, sizes.len());
-            if fp8 { (vec![k, padded], vec![k, padded / block]) } else { (vec![padded, k], vec![padded / block, k]) }
+            (if fp8 { vec![k, padded] } else { vec![padded, k] }, vec![padded / block, k])
         }
         Rows::Stacked { groups, .. } => {
             let n = rows / groups;
@@ -128,6 +136,7 @@ pub(super) fn quantize(host: &dyn Backend, p: &Problem) -> Result<Output> {
     let amax = nvfp4.then(|| filled(host, DType::F32, &[1]));
     GroupQuantize {
         x: &x,
+        gather: gather.as_ref(),
         offsets: offsets.as_ref(),
         format: p.format,
         square,

@@ -239,7 +239,7 @@ fn b136_weight_gradients_take_scales_along_the_tokens() {
                     scales.iter_mut().enumerate().for_each(|(i, s)| *s = (127 + exponent(i % 128, i / 128)) as u8);
                 }
                 Data::Fp8Block(_, scales) => {
-                    scales.iter_mut().enumerate().for_each(|(i, s)| *s = 2f32.powi(exponent(i / 2, i % 2)));
+                    scales.iter_mut().enumerate().for_each(|(i, s)| *s = 2f32.powi(exponent(i % 128, i / 128)));
                 }
                 _ => unreachable!("quantized formats only"),
             }
@@ -254,7 +254,7 @@ fn b136_weight_gradients_take_scales_along_the_tokens() {
         // The mutant: the first tokens' scales for all tokens.
         match &mut problem.data[0] {
             Data::Mxfp8(_, scales) => scales.copy_within(..4 * 128, 4 * 128),
-            Data::Fp8Block(_, scales) => scales.chunks_mut(2).for_each(|s| s[1] = s[0]),
+            Data::Fp8Block(_, scales) => scales.copy_within(..128, 128),
             _ => unreachable!("quantized formats only"),
         }
         everywhere(&problem, NAN, |got| assert!(!correct(got), "{problem}"));
@@ -309,7 +309,10 @@ fn b230_scales_of_another_shape_are_named() {
     let wrong = backend.upload(DType::Ue8m0, &[8, 64], &[0u8; 512]).unwrap();
     let offsets = backend.upload(DType::U32, &[3], &[0u32, 5, 8]).unwrap();
     let out = backend.upload(DType::F32, &[8, 8], &[0.0f32; 64]).unwrap();
-    let (a, b) = (Operand::Mxfp8 { codes: &rows, scales: &wrong }, Operand::Mxfp8 { codes: &codes, scales: &scales });
+    let (a, b) = (
+        Operand::Mxfp8 { codes: &rows, scales: &wrong, gather: None },
+        Operand::Mxfp8 { codes: &codes, scales: &scales, gather: None },
+    );
     let kind = GemmKind::Forward;
     let op = GroupedGemm { kind, a, b, offsets: &offsets, out: &out, accumulate: false };
     let error = op.run(backend).unwrap_err().to_string();

@@ -65,7 +65,7 @@ impl Product {
         let index = backend.upload(DType::U32, &[rows], &index)?;
         let offsets = backend.upload(DType::U32, &[groups + 1], &offsets)?;
         let operand = |side: usize| match fp8 {
-            true => Operand::Fp8Block { codes: &factors[side], scale_inv: &scales[side] },
+            true => Operand::Fp8Block { codes: &factors[side], scale_inv: &scales[side], gather: None },
             false => {
                 let gathers = gather && (side == 0 || kind == GemmKind::Wgrad);
                 Operand::Plain { values: &factors[side], gather: gathers.then_some(&index) }

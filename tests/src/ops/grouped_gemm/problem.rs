@@ -184,7 +184,7 @@ impl Problem {
                 }
                 Data::Fp8Block(x, scales) if transposed => {
                     *x = widened(x, before, shape[1], 0x7F);
-                    *scales = widened(scales, before.div_ceil(128), scale_shape[1], f32::NAN);
+                    scales.resize(scale_shape.iter().product(), f32::NAN);
                 }
                 Data::Fp8Block(x, scales) => {
                     x.resize(shape.iter().product(), 0x7F);
@@ -260,8 +260,12 @@ impl Problem {
                 Format::F32 | Format::Bf16 | Format::Split | Format::SplitLeft | Format::SplitRight => {
                     Operand::Plain { values: &values[side], gather: gathers[side].as_ref() }
                 }
-                Format::Mxfp8 => Operand::Mxfp8 { codes: &values[side], scales: &scales[side] },
-                Format::Fp8Block => Operand::Fp8Block { codes: &values[side], scale_inv: &scales[side] },
+                Format::Mxfp8 => {
+                    Operand::Mxfp8 { codes: &values[side], scales: &scales[side], gather: gathers[side].as_ref() }
+                }
+                Format::Fp8Block => {
+                    Operand::Fp8Block { codes: &values[side], scale_inv: &scales[side], gather: gathers[side].as_ref() }
+                }
             }
         };
         let offsets = host.upload(DType::U32, &[self.offsets.len()], &self.offsets)?;
