@@ -121,6 +121,15 @@ impl LayerSaved {
 }
 
 impl Description {
+    /// The layers whose weights [`Weights::linear`] takes.
+    pub(crate) fn linear(&self) -> Vec<Id> {
+        let mlp = match self.feed {
+            FeedDescription::Dense { gate_up, down } => Some((gate_up, down)),
+            FeedDescription::Moe { shared, .. } => shared,
+        };
+        self.attention.linear().into_iter().chain(mlp.into_iter().flat_map(|(gate_up, down)| [gate_up, down])).collect()
+    }
+
     pub(crate) fn build(
         &self,
         backend: &dyn Backend,
@@ -129,7 +138,7 @@ impl Description {
         options: &Options,
         weights: Weights<'_>,
     ) -> Result<Layer> {
-        let mlp = |(gate_up, down)| Ok(Mlp { gate_up: weights.get(gate_up)?, down: weights.get(down)? });
+        let mlp = |(gate_up, down)| Ok(Mlp { gate_up: weights.linear(gate_up)?, down: weights.linear(down)? });
         let feed = match (&self.feed, feed) {
             (&FeedDescription::Dense { gate_up, down }, _) => Feed::Dense(Box::new(mlp((gate_up, down))?)),
             (FeedDescription::Moe { router, bias, gate_up, down, shared }, FeedConfig::Moe(moe)) => {
@@ -172,10 +181,14 @@ impl MoeConfig {
 
 impl Layer {
     pub(crate) fn prepare(&mut self, backend: &dyn Backend) -> Result<()> {
-        if let Feed::Moe(moe) = &mut self.feed {
-            moe.prepared = Some(moe.layer.prepare(backend)?);
+        self.attention.prepare(backend)?;
+        match &mut self.feed {
+            Feed::Dense(mlp) => mlp.prepare(backend),
+            Feed::Moe(moe) => {
+                moe.prepared = Some(moe.layer.prepare(backend)?);
+                moe.layer.shared.as_mut().map_or(Ok(()), |shared| shared.prepare(backend))
+            }
         }
-        Ok(())
     }
 
     pub(crate) fn forward(&self, c: Context<'_>, x: Tensor) -> Result<(Tensor, LayerSaved)> {

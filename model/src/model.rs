@@ -79,7 +79,7 @@ impl Model {
         let Description { table, layers, norm, output, next } = Description::of(&mut builder, model);
         let params = builder.build(backend, element)?;
         let state = options.training.then(|| TrainState::new(backend, &params, tokens)).transpose()?;
-        let weights = Weights { params: &params, state: state.as_ref() };
+        let weights = Weights { params: &params, state: state.as_ref(), linear_recipe: options.linear_recipe };
         let norm_of = |id| weights.norm(id, model.eps);
         let head = |norm| Ok(Head { norm: norm_of(norm)?, output: weights.get(output)? });
         let built = |d: &layer::Description, feed| d.build(backend, model, feed, options, weights);
@@ -266,4 +266,19 @@ pub(crate) fn specs(model: &Architecture) -> Vec<Spec> {
     let mut builder = Builder::whole();
     Description::of(&mut builder, model);
     builder.into_specs()
+}
+
+impl Architecture {
+    /// The linear layers that [`Options::linear_recipe`] is for, in order: the names of the tensors that make up the
+    /// weight of each, and its rows and columns.
+    pub fn linear_layers(&self) -> Vec<(Vec<String>, [usize; 2])> {
+        let mut builder = Builder::whole();
+        let description = Description::of(&mut builder, self);
+        let specs = builder.into_specs();
+        let layers = description.layers.iter().chain(description.next.as_ref().map(|next| &next.layer));
+        let linear = layers.flat_map(layer::Description::linear).map(|id| &specs[id.0]);
+        linear
+            .map(|spec| (spec.pieces.iter().map(|(name, _)| name.clone()).collect(), [spec.shape[0], spec.shape[1]]))
+            .collect()
+    }
 }

@@ -2,12 +2,15 @@
 
 use crate::context::Activations;
 use crate::moe::Recipe;
+use crate::nn::LinearRecipe;
 
 /// How a model computes, apart from its architecture.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Precision of operands.
+    /// Element type, and precision of the operands of the expert products.
     pub recipe: Recipe,
+    /// Precision of the operands of the other linear layers.
+    pub linear_recipe: LinearRecipe,
     /// Number of pieces in which a Mixture-of-Experts layer processes its tokens.
     pub chunks: usize,
     /// Largest worst case of such a piece, in bytes.
@@ -25,6 +28,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             recipe: Recipe::Bf16,
+            linear_recipe: LinearRecipe::Bf16,
             chunks: 1,
             memory_budget: u64::MAX,
             balance_coefficient: 0.0,

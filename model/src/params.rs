@@ -15,7 +15,7 @@ pub(crate) const ROW: usize = 1024;
 
 /// A parameter's place among the others.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Id(usize);
+pub(crate) struct Id(pub(crate) usize);
 
 /// How a tensor is initialised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use dropless_core::{Result, Tensor};
 
-use crate::nn::{Norm, Weight};
+use crate::nn::{Linear, LinearRecipe, Norm, Weight};
 use crate::params::{Id, Params};
 use crate::train_state::TrainState;
 
@@ -11,6 +11,7 @@ use crate::train_state::TrainState;
 pub(crate) struct Weights<'a> {
     pub(crate) params: &'a Params,
     pub(crate) state: Option<&'a TrainState>,
+    pub(crate) linear_recipe: LinearRecipe,
 }
 
 impl Weights<'_> {
@@ -18,6 +19,11 @@ impl Weights<'_> {
     pub(crate) fn get(self, id: Id) -> Result<Weight> {
         let grad = self.state.map(|state| state.grad(self.params.spec(id))).transpose()?;
         Ok(Weight { value: self.params.value(id)?, grad })
+    }
+
+    /// A linear layer.
+    pub(crate) fn linear(self, id: Id) -> Result<Linear> {
+        Ok(Linear::new(self.get(id)?, self.linear_recipe))
     }
 
     /// A norm.

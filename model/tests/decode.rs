@@ -5,7 +5,7 @@ use dropless_core::host::{Host, HostOptions};
 use dropless_core::ops::NONE;
 use dropless_core::{Backend, DType};
 use dropless_model::moe::Recipe;
-use dropless_model::nn::Tokens;
+use dropless_model::nn::{LinearRecipe, Tokens};
 use dropless_model::{Inputs, Model, ModelConfig, Options};
 
 const POSITIONS: usize = 160;
@@ -52,9 +52,13 @@ fn whole(backend: &dyn Backend, model: &Model, ids: &[u32]) -> Vec<Vec<u32>> {
 fn a_cache_changes_no_bit_whatever_the_steps_and_the_other_sequences() {
     let host = Host::new(HostOptions::default()).unwrap();
     let backend: &dyn Backend = &host;
-    for (config, recipe) in models().into_iter().flat_map(|m| Recipe::ALL.map(|recipe| (m.clone(), recipe))) {
+    let mut recipes = Recipe::ALL.map(|recipe| (recipe, LinearRecipe::Bf16)).to_vec();
+    recipes.push((Recipe::Mxfp8, LinearRecipe::Fp8Block));
+    for (config, (recipe, linear_recipe)) in
+        models().into_iter().flat_map(|m| recipes.iter().map(move |&r| (m.clone(), r)))
+    {
         let parts = config.architecture();
-        let options = Options { recipe, ..Options::default() };
+        let options = Options { recipe, linear_recipe, ..Options::default() };
         let tokens = Tokens::new(backend, 1, POSITIONS, 1).unwrap();
         let mut model = Model::new(backend, &parts, &options, &tokens).unwrap();
         model.initialise(backend, 3, parts.initializer_range).unwrap();
@@ -71,7 +75,11 @@ fn a_cache_changes_no_bit_whatever_the_steps_and_the_other_sequences() {
             for s in (0..2).filter(|&s| counts[s] > 0) {
                 let found: Vec<u32> = backend.download(&logits.index(s).unwrap()).unwrap();
                 let last = before[s] + counts[s] - 1;
-                assert!(found == expected[s][last], "{} {recipe:?}, sequence {s}, token {last}", config.family());
+                assert!(
+                    found == expected[s][last],
+                    "{} {recipe:?}, linear {linear_recipe:?}, sequence {s}, token {last}",
+                    config.family()
+                );
             }
         }
         assert_eq!(cache.lengths(), [140, 9]);

@@ -8,7 +8,7 @@ use dropless_core::numerics::reduce::tree;
 use dropless_core::ops::{Cast, Fill, Score};
 use dropless_core::{Backend, DType, Group, Memory, NumericModel, Result, Tensor};
 use dropless_model::moe::{Moe, MoeExperts, MoePolicy, MoeSaved, Recipe, Router};
-use dropless_model::nn::{Mlp, Tokens, Weight};
+use dropless_model::nn::{Linear, LinearRecipe, Mlp, Tokens, Weight};
 
 /// A layer and its input, on all ranks together.
 #[derive(Clone, Debug)]
@@ -41,6 +41,8 @@ pub struct Problem {
     pub balance: f32,
     /// Arithmetic of the expert products.
     pub recipe: Recipe,
+    /// Arithmetic of the shared expert.
+    pub linear_recipe: LinearRecipe,
     /// Arithmetic of the matrix units.
     pub numerics: NumericModel,
     /// Pieces.
@@ -78,6 +80,7 @@ pub fn problem() -> Problem {
         scale: 2.5,
         balance: 0.01,
         recipe: Recipe::Bf16,
+        linear_recipe: LinearRecipe::Bf16,
         numerics: NumericModel::Hopper,
         chunks: 1,
         shared: true,
@@ -202,9 +205,9 @@ impl Problem {
             let part = &all[first * n * k..(first + local) * n * k];
             Weight { value: put(b, element, &[local, n, k], part), grad: Some(zeros(b, &[expert_shards, local, n, k])) }
         };
-        let dense = |name: u32, n: usize, k: usize| Weight {
-            value: put(b, element, &[1, n, k], &scaled(random(name, n * k), 0.2)),
-            grad: Some(zeros(b, &[shards, n, k])),
+        let dense = |name: u32, n: usize, k: usize| {
+            let value = put(b, element, &[1, n, k], &scaled(random(name, n * k), 0.2));
+            Linear::new(Weight { value, grad: Some(zeros(b, &[shards, n, k])) }, self.linear_recipe)
         };
         let mut bias = self.bias.clone();
         if let Some(favourite) = self.favourite {
@@ -239,7 +242,10 @@ impl Problem {
         let sequences = self.sequences / caps.ranks;
         let tokens = Tokens::new(b, sequences, self.sequence, self.shards / caps.ranks).unwrap();
         let tokens = tokens.with_expert_shards(b, self.expert_shards).unwrap();
-        let layer = self.layer(b);
+        let mut layer = self.layer(b);
+        if let Some(shared) = &mut layer.shared {
+            shared.prepare(b).unwrap();
+        }
         let part = |all: Vec<f32>| {
             let n = all.len() / caps.ranks;
             put(b, self.recipe.element(), &[tokens.count(), self.h], &all[caps.rank * n..(caps.rank + 1) * n])
@@ -292,7 +298,7 @@ impl Operands {
 
     /// Sets to zero what a pass adds to.
     pub fn clear(&self, b: &dyn Backend) {
-        let shared = self.layer.shared.iter().flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
+        let shared = self.layer.shared.iter().flat_map(|mlp| [&mlp.gate_up.weight, &mlp.down.weight]);
         let weights = [&self.layer.router.weight, &self.layer.gate_up, &self.layer.down];
         let grads = weights.into_iter().chain(shared).map(|w| w.grad().unwrap());
         for out in grads.chain([&self.counts]) {
@@ -323,7 +329,7 @@ impl Operands {
         let Operands { layer, tokens, counts, .. } = self;
         let shared = layer.shared.as_ref().map_or(Vec::new(), |m| {
             // Parts of gate_up and of down, shard by shard.
-            let (g, d) = (get(b, m.gate_up.grad().unwrap()), get(b, m.down.grad().unwrap()));
+            let (g, d) = (get(b, m.gate_up.weight.grad().unwrap()), get(b, m.down.weight.grad().unwrap()));
             let shards = tokens.shards();
             (0..shards)
                 .flat_map(|s| {

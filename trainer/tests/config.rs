@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use dropless::Config;
-use dropless::config::{ModelConfig, Policy, Recipe};
+use dropless::config::{LinearRecipe, ModelConfig, Policy, Recipe};
 use dropless_core::ops::Pairs;
 use dropless_model::attention::AttentionConfig;
 use dropless_model::families::DeepseekV3;
@@ -58,6 +58,7 @@ fn the_effective_configuration_reads_back() {
     let config = load(&[
         "train.seed=7",
         "train.recipe=mxfp8",
+        "train.linear_recipe=fp8-block",
         "activations.qkv=recompute",
         "data.train=[\"a/*.txt\"]",
         "model.rope_scaling.type=yarn",
@@ -66,6 +67,7 @@ fn the_effective_configuration_reads_back() {
     ])
     .unwrap();
     assert_eq!((config.train.seed, config.train.recipe), (7, Recipe::Mxfp8));
+    assert_eq!(config.train.linear_recipe, LinearRecipe::Fp8Block);
     assert_eq!(config.activations.qkv, Policy::Recompute);
     assert_eq!(beta_fast(&config), 32.0);
     assert_eq!(Config::from_toml(&config.to_toml(), "config.toml").unwrap(), config);
@@ -143,6 +145,26 @@ fn b213_a_width_that_is_no_multiple_of_the_quantization_block_is_refused() {
     load(&[recipe, "model.moe_intermediate_size=192"]).unwrap().check(1, 1).unwrap();
     assert_names(&refusal(1, &[recipe, "model.moe_intermediate_size=48"]), &["moe_intermediate_size is 48", "32"]);
     assert_names(&refusal(1, &[recipe, "model.hidden_size=136"]), &["hidden_size is 136", "32"]);
+}
+
+#[test]
+fn a_recipe_of_linear_layers_is_refused_where_it_does_not_fit() {
+    let recipe = "train.linear_recipe=mxfp8";
+    assert_names(&refusal(1, &[recipe]), &["layers.0.self_attn.kv_b_proj.weight is [192, 48]", "linear_recipe", "32"]);
+    let fits = [recipe, "model.kv_lora_rank=64", "model.qk_rope_head_dim=32"];
+    load(&fits).unwrap().check(1, 1).unwrap();
+    let dense = "model.intermediate_size=272";
+    assert_names(&refusal(1, &[&fits[..], &[dense]].concat()), &["mlp.down_proj.weight is [128, 272]"]);
+    let qwen = [recipe, "model.family=qwen3_moe", "model.head_dim=10"];
+    assert_names(&refusal(1, &qwen), &["q_proj.weight + ", "k_proj.weight + ", "v_proj.weight is [80, 128]"]);
+    // Blocks of FP8 may be partial.
+    load(&["train.linear_recipe=fp8-block", dense]).unwrap().check(1, 1).unwrap();
+    for linear in ["mxfp8", "fp8-block"] {
+        let message = refusal(1, &["train.recipe=f32", &format!("train.linear_recipe={linear}")]);
+        assert_names(&message, &["train.linear_recipe", "train.recipe is \"f32\""]);
+    }
+    load(&["train.recipe=f32"]).unwrap().check(1, 1).unwrap();
+    assert_names(&refusal(1, &["train.linear_recipe=f32"]), &["train.linear_recipe", "f32", "bf16"]);
 }
 
 #[test]

@@ -126,6 +126,42 @@ fn b124_b154_ranks_and_threads_do_not_matter() {
     }
 }
 
+/// Extents of [`SMALL`] whose linear layers are multiples of every block.
+const WHOLE_BLOCKS: &str = "model.qk_rope_head_dim=32";
+
+/// A shard has 32 tokens, so a block of FP8 that spanned two shards would have other elements on other ranks.
+#[test]
+fn quantized_linear_layers_depend_on_no_ranks_threads_policies_or_stops() {
+    for model in [SMALL, OTHERS[0]] {
+        let mut seen = Vec::new();
+        for (linear, recipe) in
+            [("bf16", "bf16"), ("mxfp8", "fp8-block"), ("fp8-block", "mxfp8"), ("fp8-block", "bf16")]
+        {
+            let recipes = [format!("train.linear_recipe=\"{linear}\""), format!("train.recipe=\"{recipe}\"")];
+            let run = ["train.steps=4", "train.checkpoint_interval=2", "train.keep_checkpoints=0"];
+            let set: Vec<&str> = recipes.iter().map(String::as_str).chain(run).collect();
+            let set = if model == SMALL { [&set[..], &[WHOLE_BLOCKS]].concat() } else { set };
+            let config = of(model, &set);
+            let what = format!("{model:?}, linear {linear}, experts {recipe}");
+            let expected = digest(&config, |o| o.threads = 1);
+            for ranks in [2, 4] {
+                assert_eq!(digest(&config, |o| o.ranks = ranks), expected, "{what}, {ranks} ranks");
+            }
+            let out = tempfile::tempdir().unwrap();
+            train::run(&config, &TrainOptions { ranks: 2, ..options(out.path()) }).unwrap();
+            std::fs::remove_dir_all(out.path().join("checkpoints/step-000004")).unwrap();
+            let rest = TrainOptions { resume: true, ..options(out.path()) };
+            assert_eq!(train::run(&config, &rest).unwrap().unwrap().digest, expected, "{what}, resumed");
+            let all = ["attention_input", "qkv", "attention_output", "mlp_input", "gate_up", "expert_hidden"];
+            let dropped = all.map(|class| format!("activations.{class}=\"recompute\""));
+            let set: Vec<&str> = set.iter().copied().chain(dropped.iter().map(String::as_str)).collect();
+            assert_eq!(digest(&of(model, &set), |_| {}), expected, "{what}, recomputed");
+            assert!(!seen.contains(&expected), "{what}: the recipe changes nothing");
+            seen.push(expected);
+        }
+    }
+}
+
 #[test]
 fn the_other_families_agree_on_any_ranks_and_after_a_stop() {
     for model in OTHERS {
@@ -413,6 +449,15 @@ fn any_gpu_has_the_digest_of_the_host() {
             for ranks in [1, 2] {
                 assert_eq!(steps(BackendKind::Wgpu, ranks), expected, "{model:?}, {recipe}, {ranks} ranks");
             }
+        }
+        for linear in ["mxfp8", "fp8-block"] {
+            let linear = format!("train.linear_recipe=\"{linear}\"");
+            let set = if model == SMALL { vec![&linear[..], WHOLE_BLOCKS] } else { vec![&linear[..]] };
+            let steps = |backend, ranks| {
+                let options = TrainOptions { backend, ranks, ..TrainOptions::default() };
+                train::steps_in_memory(&of(model, &set), &options, 2).unwrap().unwrap()
+            };
+            assert_eq!(steps(BackendKind::Wgpu, 2), steps(BackendKind::Host, 1), "{model:?}, {linear}");
         }
         // A run that two ranks of the host began goes on with four of the GPU.
         let config = of(model, &["train.steps=2", "train.checkpoint_interval=1", "train.keep_checkpoints=0"]);

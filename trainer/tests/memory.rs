@@ -138,11 +138,14 @@ fn said_and_asked(config: &Config, ranks: usize, expert_parallel: usize) -> ([u6
 fn f16_what_is_said_is_what_a_run_asks_for() {
     let shards = &["moe.expert_shards=2"][..];
     let chunks = &["moe.chunks=2"][..];
-    let cases: [(&str, Config, usize, usize); 10] = [
+    let fp8 = &["train.linear_recipe=\"fp8-block\""][..];
+    let cases: [(&str, Config, usize, usize); 12] = [
         ("deepseek", config(&[DEEPSEEK, RUN]), 1, 1),
         ("deepseek f32", config(&[DEEPSEEK, RUN, &["train.recipe=\"f32\""]]), 1, 1),
         ("deepseek mxfp8", config(&[DEEPSEEK, RUN, &["train.recipe=\"mxfp8\""]]), 2, 2),
         ("deepseek fp8-block", config(&[DEEPSEEK, RUN, &["train.recipe=\"fp8-block\""]]), 1, 1),
+        ("deepseek linear fp8-block", config(&[DEEPSEEK, RUN, fp8]), 2, 2),
+        ("qwen linear fp8-block", config(&[QWEN, RUN, fp8, &["train.bias_update_rate=0.0"]]), 1, 1),
         ("deepseek offloaded", config(&[DEEPSEEK, RUN, OFFLOAD]), 1, 1),
         ("deepseek offloaded, two replicas", config(&[DEEPSEEK, RUN, OFFLOAD, shards]), 4, 2),
         ("deepseek in chunks", config(&[DEEPSEEK, RUN, chunks]), 2, 2),

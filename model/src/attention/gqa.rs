@@ -10,7 +10,8 @@ use dropless_core::{Backend, Result, Tensor};
 use super::softmax::{Heads, SoftmaxSaved};
 use crate::cache::{Kept, NewRows, copy_rows};
 use crate::context::{Context, alloc, sum};
-use crate::nn::{Norm, Normed, Weight, dgrad, forward, wgrad};
+use crate::nn::quantized::{FORWARD, WGRAD};
+use crate::nn::{Linear, Norm, Normed};
 use crate::params::{Builder, Id};
 use crate::single;
 use crate::weights::Weights;
@@ -77,17 +78,21 @@ pub(crate) struct Description {
 }
 
 impl Description {
+    pub(super) fn linear(&self) -> Vec<Id> {
+        vec![self.qkv, self.output]
+    }
+
     pub(super) fn build(&self, config: &Config, eps: f32, weights: Weights<'_>) -> Result<Gqa> {
         let &Config { heads, kv_heads, head_dim, .. } = config;
         let scale = single(1.0 / libm::sqrt(head_dim as f64));
         Ok(Gqa {
             norm: weights.norm(self.norm, eps)?,
-            qkv: weights.get(self.qkv)?,
+            qkv: weights.linear(self.qkv)?,
             qk_norm: match self.qk_norm {
                 None => None,
                 Some([q, k]) => Some([weights.norm(q, eps)?, weights.norm(k, eps)?]),
             },
-            output: weights.get(self.output)?,
+            output: weights.linear(self.output)?,
             columns: config.columns(),
             heads: Heads { heads, kv_heads, qk_dim: head_dim, v_dim: head_dim, scale },
             pairs: config.pairs,
@@ -99,9 +104,9 @@ impl Description {
 #[derive(Debug)]
 pub(crate) struct Gqa {
     norm: Norm,
-    qkv: Weight,
+    qkv: Linear,
     qk_norm: Option<[Norm; 2]>,
-    output: Weight,
+    output: Linear,
     /// Of queries, keys and values.
     columns: [usize; 3],
     heads: Heads,
@@ -133,6 +138,16 @@ impl Saved {
 }
 
 impl Gqa {
+    pub(super) fn prepare(&mut self, backend: &dyn Backend) -> Result<()> {
+        self.qkv.prepare(backend)?;
+        self.output.prepare(backend)
+    }
+
+    /// The output projection.
+    fn output(&self, c: Context<'_>, out: &Tensor) -> Result<Tensor> {
+        self.output.forward(c.backend, c.tokens, &self.output.recipe.rows(c.backend, c.tokens, out, FORWARD)?)
+    }
+
     fn normed(&self, c: Context<'_>, s: &mut Saved) -> Result<Tensor> {
         s.normed.get(c.backend, &self.norm, &s.x)
     }
@@ -140,7 +155,8 @@ impl Gqa {
     /// Queries, keys and values as projected, `[tokens, columns]` each.
     fn project(&self, c: Context<'_>, s: &mut Saved) -> Result<[Tensor; 3]> {
         let normed = self.normed(c, s)?;
-        let all = forward(c.backend, c.tokens, &normed, &self.qkv, normed.dtype())?;
+        let x = self.qkv.recipe.rows(c.backend, c.tokens, &normed, FORWARD)?;
+        let all = self.qkv.forward(c.backend, c.tokens, &x)?;
         let mut x_column = 0;
         let mut part = |width: usize| -> Result<Tensor> {
             let out = alloc(c.backend, all.dtype(), &[all.rows(), width])?;
@@ -209,7 +225,7 @@ impl Gqa {
     pub(super) fn forward(&self, c: Context<'_>, x: Tensor) -> Result<(Tensor, Saved)> {
         let mut s = Saved::new(x);
         let out = self.attended(c, &mut s)?;
-        let y = forward(c.backend, c.tokens, &out, &self.output, out.dtype())?;
+        let y = self.output(c, &out)?;
         let y = sum(c.backend, &s.x, &y)?;
         s.normed.settle(c.backend, c.policy.attention_input)?;
         s.projected.iter_mut().try_for_each(|p| p.settle(c.backend, c.policy.qkv))?;
@@ -230,7 +246,7 @@ impl Gqa {
             let attended = self.heads.last_rows(c.backend, &rows.of(&q)?, &keys, &values)?;
             copy_rows(c.backend, &attended, &rows.of(&out)?)?;
         }
-        let y = forward(c.backend, c.tokens, &out, &self.output, out.dtype())?;
+        let y = self.output(c, &out)?;
         sum(c.backend, x, &y)
     }
 
@@ -238,8 +254,7 @@ impl Gqa {
         let (b, t, element) = (c.backend, c.tokens, dy.dtype());
         let qkv = self.qkv(c, &mut s)?;
         let out = self.attended(c, &mut s)?;
-        wgrad(b, t, dy, &out, &self.output)?;
-        let d_out = dgrad(b, t, dy, &self.output, element)?;
+        let d_out = self.output.backward(b, t, dy, &self.output.recipe.rows(b, t, &out, WGRAD)?)?;
         let [d_q, d_k, d_v] = s.softmax.backward(c, self.heads, &qkv, &out, &d_out)?;
         let [mut d_q, mut d_k] = [self.rotate(c, &d_q, true)?, self.rotate(c, &d_k, true)?];
         if let Some([q_norm, k_norm]) = &self.qk_norm {
@@ -256,8 +271,7 @@ impl Gqa {
             out_column += width;
         }
         let normed = self.normed(c, &mut s)?;
-        wgrad(b, t, &all, &normed, &self.qkv)?;
-        let d_normed = dgrad(b, t, &all, &self.qkv, element)?;
+        let d_normed = self.qkv.backward(b, t, &all, &self.qkv.recipe.rows(b, t, &normed, WGRAD)?)?;
         s.normed.backward(b, &self.norm, &s.x, &d_normed, Some(dy))
     }
 }

@@ -10,7 +10,8 @@ use dropless_core::{Backend, Result, Tensor};
 use super::softmax::{Heads, SoftmaxSaved};
 use crate::cache::{Kept, NewRows, copy_rows};
 use crate::context::{Context, alloc, sum};
-use crate::nn::{Norm, Normed, Weight, dgrad, forward, wgrad};
+use crate::nn::quantized::{FORWARD, Rows, Uses, WGRAD};
+use crate::nn::{Linear, Norm, Normed};
 use crate::params::{Builder, Id};
 use crate::rope::Rope;
 use crate::weights::Weights;
@@ -90,6 +91,11 @@ pub(crate) struct Description {
 }
 
 impl Description {
+    pub(super) fn linear(&self) -> Vec<Id> {
+        let down = self.q_a.map(|(down, _)| down);
+        down.into_iter().chain([self.q_b, self.kv_a, self.kv_b, self.output]).collect()
+    }
+
     pub(super) fn build(&self, config: &Config, rope: &Rope, eps: f32, weights: Weights<'_>) -> Result<Mla> {
         let &Config { heads, nope, rope: rotary, v, pairs, .. } = config;
         let scale = rope.softmax_scale(nope + rotary);
@@ -97,13 +103,13 @@ impl Description {
             norm: weights.norm(self.norm, eps)?,
             q_a: self
                 .q_a
-                .map(|(down, id)| Ok((weights.get(down)?, weights.norm(id, config.latent_eps)?)))
+                .map(|(down, id)| Ok((weights.linear(down)?, weights.norm(id, config.latent_eps)?)))
                 .transpose()?,
-            q_b: weights.get(self.q_b)?,
-            kv_a: weights.get(self.kv_a)?,
+            q_b: weights.linear(self.q_b)?,
+            kv_a: weights.linear(self.kv_a)?,
             kv_norm: weights.norm(self.kv_norm, config.latent_eps)?,
-            kv_b: weights.get(self.kv_b)?,
-            output: weights.get(self.output)?,
+            kv_b: weights.linear(self.kv_b)?,
+            output: weights.linear(self.output)?,
             shape: MlaShape { heads, nope, rope: rotary, v, pairs },
             heads: Heads { heads, kv_heads: heads, qk_dim: nope + rotary, v_dim: v, scale },
         })
@@ -114,14 +120,21 @@ impl Description {
 #[derive(Debug)]
 pub(crate) struct Mla {
     norm: Norm,
-    q_a: Option<(Weight, Norm)>,
-    q_b: Weight,
-    kv_a: Weight,
+    q_a: Option<(Linear, Norm)>,
+    q_b: Linear,
+    kv_a: Linear,
     kv_norm: Norm,
-    kv_b: Weight,
-    output: Weight,
+    kv_b: Linear,
+    output: Linear,
     shape: MlaShape,
     heads: Heads,
+}
+
+/// The latent of keys and values, and the rotary key, as projected.
+#[derive(Clone, Debug)]
+struct KvLatent {
+    latent: Tensor,
+    k_rope: Tensor,
 }
 
 /// What the backward pass needs. The low-rank latents and the per-row statistics are small and always kept.
@@ -131,7 +144,7 @@ pub(crate) struct Saved {
     normed: Normed,
     q_latent: Option<Tensor>,
     q_normed: Normed,
-    kv_latent: Option<(Tensor, Tensor)>,
+    kv_latent: Option<KvLatent>,
     kv_normed: Normed,
     softmax: SoftmaxSaved,
 }
@@ -160,50 +173,67 @@ impl Mla {
         s.normed.get(c.backend, &self.norm, &s.x)
     }
 
-    /// The input of the query up projection.
-    fn q_input(&self, c: Context<'_>, s: &mut Saved) -> Result<Tensor> {
-        let Some((down, norm)) = &self.q_a else { return self.normed(c, s) };
-        let latent = match &s.q_latent {
-            Some(latent) => latent.clone(),
-            None => {
-                let normed = self.normed(c, s)?;
-                forward(c.backend, c.tokens, &normed, down, normed.dtype())?
-            }
-        };
-        s.q_latent = Some(latent.clone());
-        s.q_normed.get(c.backend, norm, &latent)
+    pub(super) fn prepare(&mut self, backend: &dyn Backend) -> Result<()> {
+        let down = self.q_a.as_mut().map(|(down, _)| down);
+        let others = [&mut self.q_b, &mut self.kv_a, &mut self.kv_b, &mut self.output];
+        down.into_iter().chain(others).try_for_each(|linear| linear.prepare(backend))
     }
 
-    /// The latent of keys and values, and the rotary key, as projected.
-    fn kv_latent(&self, c: Context<'_>, s: &mut Saved) -> Result<(Tensor, Tensor)> {
-        if let Some((latent, k_rope)) = &s.kv_latent {
-            return Ok((latent.clone(), k_rope.clone()));
+    /// Rows as operands of the projections, which have one recipe.
+    fn rows<'a>(&self, c: Context<'_>, x: &'a Tensor, uses: Uses) -> Result<Rows<'a>> {
+        self.output.recipe.rows(c.backend, c.tokens, x, uses)
+    }
+
+    fn project(&self, c: Context<'_>, x: &Tensor, linear: &Linear) -> Result<Tensor> {
+        linear.forward(c.backend, c.tokens, &self.rows(c, x, FORWARD)?)
+    }
+
+    /// The projections of the normalised input, which is quantized once for both: queries (their latent, if they are
+    /// low-rank), and the latent of keys and values with the rotary key. The latents are kept.
+    fn project_input(&self, c: Context<'_>, s: &mut Saved) -> Result<(Tensor, KvLatent)> {
+        if let (Some(q), Some(kv)) = (&s.q_latent, &s.kv_latent) {
+            return Ok((q.clone(), kv.clone()));
         }
         let normed = self.normed(c, s)?;
-        let both = forward(c.backend, c.tokens, &normed, &self.kv_a, normed.dtype())?;
+        let x = self.rows(c, &normed, FORWARD)?;
+        let q = self.q_a.as_ref().map_or(&self.q_b, |(down, _)| down).forward(c.backend, c.tokens, &x)?;
+        if self.q_a.is_some() {
+            s.q_latent = Some(q.clone());
+        }
+        let kv = match &s.kv_latent {
+            Some(kv) => kv.clone(),
+            None => self.kv_latent(c, &x)?,
+        };
+        s.kv_latent = Some(kv.clone());
+        Ok((q, kv))
+    }
+
+    fn kv_latent(&self, c: Context<'_>, x: &Rows<'_>) -> Result<KvLatent> {
+        let both = self.kv_a.forward(c.backend, c.tokens, x)?;
         let (t, rope) = (both.rows(), self.shape.rope);
         let rank = both.cols() - rope;
         let latent = alloc(c.backend, both.dtype(), &[t, rank])?;
         let k_rope = alloc(c.backend, both.dtype(), &[t, rope])?;
         CopyColumns { x: &both, x_column: 0, out: &latent, out_column: 0, width: rank }.run(c.backend)?;
         CopyColumns { x: &both, x_column: rank, out: &k_rope, out_column: 0, width: rope }.run(c.backend)?;
-        s.kv_latent = Some((latent.clone(), k_rope.clone()));
-        Ok((latent, k_rope))
+        Ok(KvLatent { latent, k_rope })
     }
 
-    fn kv_normed(&self, c: Context<'_>, s: &mut Saved) -> Result<Tensor> {
-        let (latent, _) = self.kv_latent(c, s)?;
-        s.kv_normed.get(c.backend, &self.kv_norm, &latent)
+    /// Queries before their rotation, normalised latents of keys and values, and rotary keys before their rotation.
+    fn projected(&self, c: Context<'_>, s: &mut Saved) -> Result<[Tensor; 3]> {
+        let (q, KvLatent { latent, k_rope }) = self.project_input(c, s)?;
+        let q_in = match &self.q_a {
+            None => q,
+            Some((_, norm)) => self.project(c, &s.q_normed.get(c.backend, norm, &q)?, &self.q_b)?,
+        };
+        Ok([q_in, s.kv_normed.get(c.backend, &self.kv_norm, &latent)?, k_rope])
     }
 
     fn qkv(&self, c: Context<'_>, s: &mut Saved) -> Result<[Tensor; 3]> {
         if let Some(qkv) = s.softmax.qkv(c.backend)? {
             return Ok(qkv);
         }
-        let q_input = self.q_input(c, s)?;
-        let q_in = forward(c.backend, c.tokens, &q_input, &self.q_b, q_input.dtype())?;
-        let kv_normed = self.kv_normed(c, s)?;
-        let (_, k_rope) = self.kv_latent(c, s)?;
+        let [q_in, kv_normed, k_rope] = self.projected(c, s)?;
         let qkv = self.assemble(c, &q_in, &kv_normed, &k_rope, &c.inputs.positions)?;
         Ok(s.softmax.set_qkv(qkv))
     }
@@ -217,7 +247,7 @@ impl Mla {
         k_rope: &Tensor,
         positions: &Tensor,
     ) -> Result<[Tensor; 3]> {
-        let kv = forward(c.backend, c.tokens, kv_normed, &self.kv_b, q_in.dtype())?;
+        let kv = self.project(c, kv_normed, &self.kv_b)?;
         let q = alloc(c.backend, q_in.dtype(), q_in.shape())?;
         let k = alloc(c.backend, q_in.dtype(), q_in.shape())?;
         let v = alloc(c.backend, q_in.dtype(), &[q_in.rows(), self.shape.heads * self.shape.v])?;
@@ -248,7 +278,7 @@ impl Mla {
     pub(super) fn forward(&self, c: Context<'_>, x: Tensor) -> Result<(Tensor, Saved)> {
         let mut s = Saved::new(x);
         let out = self.attended(c, &mut s)?;
-        let projected = forward(c.backend, c.tokens, &out, &self.output, out.dtype())?;
+        let projected = self.project(c, &out, &self.output)?;
         let y = sum(c.backend, &s.x, &projected)?;
         for normed in [&mut s.normed, &mut s.q_normed, &mut s.kv_normed] {
             normed.settle(c.backend, c.policy.attention_input)?;
@@ -258,16 +288,13 @@ impl Mla {
     }
 
     pub(super) fn cached_widths(&self) -> [usize; 2] {
-        [self.kv_b.value.shape()[2], self.shape.rope]
+        [self.kv_b.k(), self.shape.rope]
     }
 
     /// Keys and values are made anew from the latents that are kept, which are far smaller.
     pub(super) fn decode(&self, c: Context<'_>, x: &Tensor, rows: &[NewRows], kept: &[Kept]) -> Result<Tensor> {
         let mut s = Saved::new(x.clone());
-        let q_input = self.q_input(c, &mut s)?;
-        let q_in = forward(c.backend, c.tokens, &q_input, &self.q_b, q_input.dtype())?;
-        let kv_normed = self.kv_normed(c, &mut s)?;
-        let (_, k_rope) = self.kv_latent(c, &mut s)?;
+        let [q_in, kv_normed, k_rope] = self.projected(c, &mut s)?;
         let out = alloc(c.backend, x.dtype(), &[q_in.rows(), self.shape.heads * self.shape.v])?;
         for (rows, [latents, rotary]) in rows.iter().zip(kept).filter(|(rows, _)| rows.count > 0) {
             let latents = rows.keep(c.backend, &kv_normed, latents)?;
@@ -282,7 +309,7 @@ impl Mla {
             let attended = self.heads.last_rows(c.backend, &q.slice(rows.before, length)?, &k, &v)?;
             copy_rows(c.backend, &attended, &rows.of(&out)?)?;
         }
-        let projected = forward(c.backend, c.tokens, &out, &self.output, out.dtype())?;
+        let projected = self.project(c, &out, &self.output)?;
         sum(c.backend, x, &projected)
     }
 
@@ -290,8 +317,7 @@ impl Mla {
         let (b, t, element) = (c.backend, c.tokens, dy.dtype());
         let qkv = self.qkv(c, &mut s)?;
         let out = self.attended(c, &mut s)?;
-        wgrad(b, t, dy, &out, &self.output)?;
-        let d_out = dgrad(b, t, dy, &self.output, element)?;
+        let d_out = self.output.backward(b, t, dy, &self.rows(c, &out, WGRAD)?)?;
         let [d_q, d_k, d_v] = s.softmax.backward(c, self.heads, &qkv, &out, &d_out)?;
         let MlaShape { heads, nope, rope, v: v_dim, .. } = self.shape;
         let rows = t.count();
@@ -313,30 +339,27 @@ impl Mla {
         .run(b)?;
 
         // Keys and values.
-        let kv_normed = self.kv_normed(c, &mut s)?;
-        wgrad(b, t, &d_kv, &kv_normed, &self.kv_b)?;
-        let d_kv_normed = dgrad(b, t, &d_kv, &self.kv_b, element)?;
-        let (latent, _) = self.kv_latent(c, &mut s)?;
+        let KvLatent { latent, .. } = s.kv_latent.clone().expect("a backward pass follows a forward pass");
+        let kv_normed = s.kv_normed.get(b, &self.kv_norm, &latent)?;
+        let d_kv_normed = self.kv_b.backward(b, t, &d_kv, &self.rows(c, &kv_normed, WGRAD)?)?;
         let d_latent = s.kv_normed.backward(b, &self.kv_norm, &latent, &d_kv_normed, None)?;
         let rank = latent.cols();
         let d_kv_a = alloc(b, element, &[rows, rank + rope])?;
         CopyColumns { x: &d_latent, x_column: 0, out: &d_kv_a, out_column: 0, width: rank }.run(b)?;
         CopyColumns { x: &d_k_rope, x_column: 0, out: &d_kv_a, out_column: rank, width: rope }.run(b)?;
         let normed = self.normed(c, &mut s)?;
-        wgrad(b, t, &d_kv_a, &normed, &self.kv_a)?;
-        let d_normed_kv = dgrad(b, t, &d_kv_a, &self.kv_a, element)?;
+        let x = self.rows(c, &normed, WGRAD)?;
+        let d_normed_kv = self.kv_a.backward(b, t, &d_kv_a, &x)?;
 
         // Queries.
-        let q_input = self.q_input(c, &mut s)?;
-        wgrad(b, t, &d_q_in, &q_input, &self.q_b)?;
-        let d_q_input = dgrad(b, t, &d_q_in, &self.q_b, element)?;
         let d_normed_q = match (&self.q_a, &s.q_latent) {
             (Some((down, norm)), Some(latent)) => {
-                let d_latent = s.q_normed.backward(b, norm, latent, &d_q_input, None)?;
-                wgrad(b, t, &d_latent, &normed, down)?;
-                dgrad(b, t, &d_latent, down, element)?
+                let q_normed = s.q_normed.get(b, norm, latent)?;
+                let d_q_normed = self.q_b.backward(b, t, &d_q_in, &self.rows(c, &q_normed, WGRAD)?)?;
+                let d_latent = s.q_normed.backward(b, norm, latent, &d_q_normed, None)?;
+                down.backward(b, t, &d_latent, &x)?
             }
-            _ => d_q_input,
+            _ => self.q_b.backward(b, t, &d_q_in, &x)?,
         };
 
         let d_normed = sum(b, &d_normed_q, &d_normed_kv)?;

@@ -9,7 +9,7 @@ use dropless_core::{Backend, Result, Tensor};
 
 use crate::cache::{Kept, NewRows};
 use crate::context::Context;
-use crate::params::Builder;
+use crate::params::{Builder, Id};
 use crate::rope::Rope;
 use crate::weights::Weights;
 
@@ -99,6 +99,14 @@ pub(crate) enum AttentionSaved {
 }
 
 impl Description {
+    /// The projections.
+    pub(crate) fn linear(&self) -> Vec<Id> {
+        match self {
+            Description::Mla(d) => d.linear(),
+            Description::Gqa(d) => d.linear(),
+        }
+    }
+
     pub(crate) fn build(
         &self,
         config: &AttentionConfig,
@@ -117,6 +125,14 @@ impl Description {
 }
 
 impl Attention {
+    /// Brings the projections into the form of their products.
+    pub(crate) fn prepare(&mut self, backend: &dyn Backend) -> Result<()> {
+        match self {
+            Attention::Mla(a) => a.prepare(backend),
+            Attention::Gqa(a) => a.prepare(backend),
+        }
+    }
+
     pub(crate) fn forward(&self, c: Context<'_>, x: Tensor) -> Result<(Tensor, AttentionSaved)> {
         match self {
             Attention::Mla(a) => a.forward(c, x).map(|(y, saved)| (y, AttentionSaved::Mla(Box::new(saved)))),

@@ -1,19 +1,16 @@
 //! The experts of a rank: two grouped products around a SwiGLU, under a precision recipe. NUMERICS.md,
 //! "Mixture-of-Experts layer".
 //!
-//! Products gather their rows while they load them. Quantized products need blocks along each product's chain: activations
-//! and gradients row-wise for the product along columns, and column-wise (blocks along the rows of an expert) for the weight
-//! gradients, both quantized from the unquantized values. A row's own blocks are the same for all its experts, so that rows
-//! are quantized before they are gathered; those along the rows of an expert are gathered by the quantization.
+//! Products gather their rows while they load them. Quantized ones take rows and weights as `nn::quantized` makes them; the
+//! groups of rows are the experts.
 
 use super::dispatch::Placement;
 use super::{Moe, MoeExperts};
+use crate::nn::quantized::{BOTH, FORWARD, FP8_BLOCK, MXFP8, Rows, Uses, WGRAD};
 use crate::nn::{MlpSaved, Weight};
 use dropless_core::Backend;
 use dropless_core::Result;
-use dropless_core::ops::{
-    BlockFormat, ColumnBlocks, GemmKind, GroupQuantize, GroupedGemm, Operand, RowBlocks, Swiglu, SwigluGrad,
-};
+use dropless_core::ops::{BlockFormat, GemmKind, GroupQuantize, GroupedGemm, Operand, Swiglu, SwigluGrad};
 use dropless_core::{DType, Memory, Tensor};
 
 /// Arithmetic of the expert products. Everything else is f32 under `F32` and bf16 under the others.
@@ -39,11 +36,11 @@ impl Recipe {
         if self == Recipe::F32 { DType::F32 } else { DType::Bf16 }
     }
 
-    fn format(self) -> Option<BlockFormat> {
+    pub(super) fn format(self) -> Option<BlockFormat> {
         match self {
             Recipe::F32 | Recipe::Bf16 => None,
-            Recipe::Mxfp8 => Some(BlockFormat::Mxfp8 { floor: false }),
-            Recipe::Fp8Block => Some(BlockFormat::Fp8Block { f32_scale: false }),
+            Recipe::Mxfp8 => Some(MXFP8),
+            Recipe::Fp8Block => Some(FP8_BLOCK),
         }
     }
 
@@ -56,187 +53,6 @@ impl Recipe {
         let codes = rows * h + slots * 2 * i + padded * (2 * h + 3 * i);
         // A byte for 32 codes, or four for 128.
         codes + codes.div_ceil(32)
-    }
-}
-
-/// Codes and scales.
-#[derive(Clone, Debug)]
-struct Blocks {
-    codes: Tensor,
-    scales: Tensor,
-}
-
-impl Blocks {
-    fn alloc(backend: &dyn Backend, format: BlockFormat, codes: &[usize], scales: &[usize]) -> Result<Blocks> {
-        let scale = if matches!(format, BlockFormat::Mxfp8 { .. }) { DType::Ue8m0 } else { DType::F32 };
-        Ok(Blocks {
-            codes: backend.alloc(DType::E4m3, codes, Memory::Device)?,
-            scales: backend.alloc(scale, scales, Memory::Device)?,
-        })
-    }
-
-    fn operand<'a>(&'a self, gather: Option<&'a Tensor>) -> Operand<'a> {
-        let (codes, scales) = (&self.codes, &self.scales);
-        match scales.dtype() {
-            DType::Ue8m0 => Operand::Mxfp8 { codes, scales, gather },
-            _ => Operand::Fp8Block { codes, scale_inv: scales, gather },
-        }
-    }
-
-    fn rows(&self) -> RowBlocks<'_> {
-        RowBlocks { codes: &self.codes, scales: &self.scales }
-    }
-
-    fn columns<'a>(&'a self, offsets: Option<&'a Tensor>) -> ColumnBlocks<'a> {
-        ColumnBlocks { codes: &self.codes, scales: &self.scales, offsets }
-    }
-}
-
-/// A stack of expert matrices `[local experts, n, k]` in the form of the recipe's products.
-#[derive(Clone, Debug)]
-pub struct ExpertWeights {
-    plain: Tensor,
-    /// Blocks along k (forward) and along n (gradient of the input).
-    quantized: Option<(Blocks, Blocks)>,
-}
-
-impl ExpertWeights {
-    pub(super) fn prepare(backend: &dyn Backend, recipe: Recipe, weights: &Tensor) -> Result<ExpertWeights> {
-        let quantized = match recipe.format() {
-            None => None,
-            Some(format) => Some(quantize_weights(backend, format, weights)?),
-        };
-        Ok(ExpertWeights { plain: weights.clone(), quantized })
-    }
-
-    fn forward(&self) -> Operand<'_> {
-        self.quantized.as_ref().map_or(Operand::plain(&self.plain), |(row, _)| row.operand(None))
-    }
-
-    fn dgrad(&self) -> Operand<'_> {
-        self.quantized.as_ref().map_or(Operand::plain(&self.plain), |(_, column)| column.operand(None))
-    }
-
-    fn n(&self) -> usize {
-        self.plain.shape()[1]
-    }
-
-    fn k(&self) -> usize {
-        self.plain.shape()[2]
-    }
-}
-
-fn quantize_weights(backend: &dyn Backend, format: BlockFormat, weights: &Tensor) -> Result<(Blocks, Blocks)> {
-    let [groups, n, k] = [0, 1, 2].map(|d| weights.shape()[d]);
-    let square = matches!(format, BlockFormat::Fp8Block { .. });
-    let (row, column) = if square {
-        let blocks = |len: usize| len.div_ceil(128);
-        (
-            Blocks::alloc(backend, format, &[groups, n, k], &[groups, blocks(n), blocks(k)])?,
-            Blocks::alloc(backend, format, &[groups, k, n], &[groups, blocks(k), blocks(n)])?,
-        )
-    } else {
-        (
-            Blocks::alloc(backend, format, &[groups, n, k], &[groups, n, k / 32])?,
-            Blocks::alloc(backend, format, &[groups, n, k], &[groups, n / 32, k])?,
-        )
-    };
-    GroupQuantize {
-        x: weights,
-        gather: None,
-        offsets: None,
-        format,
-        square,
-        row: Some(row.rows()),
-        column: Some(column.columns(None)),
-        amax: None,
-    }
-    .run(backend)?;
-    Ok((row, column))
-}
-
-/// Slot rows as operands of a recipe's products: gathered on the fly, or quantized for the uses that were asked for.
-struct SlotRows<'a> {
-    values: &'a Tensor,
-    gather: Option<&'a Tensor>,
-    row: Option<Blocks>,
-    /// With the offsets of the padded groups.
-    column: Option<(Blocks, Tensor)>,
-}
-
-/// Which products an operand takes part in.
-#[derive(Clone, Copy, PartialEq)]
-struct Uses {
-    along_columns: bool,
-    along_rows: bool,
-}
-
-const FORWARD: Uses = Uses { along_columns: true, along_rows: false };
-const WGRAD: Uses = Uses { along_columns: false, along_rows: true };
-const BOTH: Uses = Uses { along_columns: true, along_rows: true };
-
-impl<'a> SlotRows<'a> {
-    fn new(
-        backend: &dyn Backend,
-        recipe: Recipe,
-        values: &'a Tensor,
-        gather: Option<&'a Tensor>,
-        offsets: &Tensor,
-        uses: Uses,
-    ) -> Result<SlotRows<'a>> {
-        let Some(format) = recipe.format() else {
-            return Ok(SlotRows { values, gather, row: None, column: None });
-        };
-        let (sources, cols, block) = (values.rows(), values.cols(), format.block());
-        let row = if uses.along_columns {
-            Some(Blocks::alloc(backend, format, &[sources, cols], &[sources, cols.div_ceil(block)])?)
-        } else {
-            None
-        };
-        let column = if uses.along_rows {
-            let padded = GroupQuantize::padded_rows(format, gather.map_or(sources, Tensor::len), offsets.len() - 1);
-            let turned = matches!(format, BlockFormat::Fp8Block { .. });
-            let codes = if turned { [cols, padded] } else { [padded, cols] };
-            let blocks = Blocks::alloc(backend, format, &codes, &[padded / block, cols])?;
-            Some((blocks, backend.alloc(DType::U32, &[offsets.len()], Memory::Device)?))
-        } else {
-            None
-        };
-        let quantize = GroupQuantize {
-            x: values,
-            gather,
-            offsets: Some(offsets),
-            format,
-            square: false,
-            row: row.as_ref().map(Blocks::rows).filter(|_| gather.is_none()),
-            column: column.as_ref().map(|(blocks, padded)| blocks.columns(Some(padded))),
-            amax: None,
-        };
-        if let (Some(row), Some(_)) = (&row, gather) {
-            let x = values.reshape(&[1, sources, cols])?;
-            let Blocks { codes, scales } = row;
-            let (codes, scales) = (codes.reshape(x.shape())?, scales.reshape(&[1, sources, cols.div_ceil(block)])?);
-            let row = Some(RowBlocks { codes: &codes, scales: &scales });
-            GroupQuantize { x: &x, gather: None, offsets: None, row, column: None, ..quantize }.run(backend)?;
-        }
-        if quantize.row.is_some() || quantize.column.is_some() {
-            quantize.run(backend)?;
-        }
-        Ok(SlotRows { values, gather, row, column })
-    }
-
-    fn plain(&self) -> Operand<'_> {
-        Operand::Plain { values: self.values, gather: self.gather }
-    }
-
-    /// The operand of a product along the columns.
-    fn row(&self) -> Operand<'_> {
-        self.row.as_ref().map_or(self.plain(), |row| row.operand(self.gather))
-    }
-
-    /// The operand of a weight gradient, with the offsets that belong to it.
-    fn column<'b>(&'b self, offsets: &'b Tensor) -> (Operand<'b>, &'b Tensor) {
-        self.column.as_ref().map_or((self.plain(), offsets), |(blocks, padded)| (blocks.operand(None), padded))
     }
 }
 
@@ -266,8 +82,8 @@ impl Slots<'_> {
     }
 
     /// A value of each slot, or of the row that `gather` names for each slot, for some products.
-    fn operands<'b>(&self, values: &'b Tensor, gather: Option<&'b Tensor>, uses: Uses) -> Result<SlotRows<'b>> {
-        SlotRows::new(self.backend, self.moe.recipe, values, gather, &self.placement.offsets, uses)
+    fn operands<'b>(&self, values: &'b Tensor, gather: Option<&'b Tensor>, uses: Uses) -> Result<Rows<'b>> {
+        Rows::new(self.backend, self.moe.recipe.format(), values, gather, &self.placement.offsets, uses)
     }
 
     /// `[slots, cols]` in the type of the activations.
@@ -277,7 +93,7 @@ impl Slots<'_> {
         Ok(out)
     }
 
-    fn weight_gradient(&self, dy: &SlotRows<'_>, x: &SlotRows<'_>, weight: &Weight) -> Result<()> {
+    fn weight_gradient(&self, dy: &Rows<'_>, x: &Rows<'_>, weight: &Weight) -> Result<()> {
         let (a, padded) = dy.column(&self.placement.offsets);
         let (b, _) = x.column(&self.placement.offsets);
         let (kind, offsets, out) = (GemmKind::Wgrad, padded, weight.grad()?.index(self.expert_shard)?);

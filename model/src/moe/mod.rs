@@ -31,11 +31,12 @@ mod dispatch;
 mod experts;
 mod router;
 
-pub use experts::{ExpertWeights, Recipe};
+pub use experts::Recipe;
 pub use router::{Router, RouterSaved};
 
 use std::ops::Range;
 
+use crate::nn::quantized::WeightOperands;
 use crate::nn::{Mlp, MlpPolicy, MlpSaved, Policy, Saved, Tokens, Weight};
 use dropless_core::ops::Window;
 use dropless_core::{Backend, Group};
@@ -56,7 +57,7 @@ pub struct Moe {
     pub down: Weight,
     /// Arithmetic of the expert products.
     pub recipe: Recipe,
-    /// The shared expert, which every token visits.
+    /// The shared expert, which every token visits, under a recipe of its own: see [`Mlp::prepare`].
     pub shared: Option<Mlp>,
     /// Number of pieces in which the layer processes its tokens, a piece of every gradient shard at a time, so that
     /// results depend on this number but not on the ranks.
@@ -109,8 +110,8 @@ struct ChunkSaved {
 /// Quantized forms of a layer's expert weights, made once for each optimizer step.
 #[derive(Clone, Debug)]
 pub struct MoeExperts {
-    gate_up: ExpertWeights,
-    down: ExpertWeights,
+    gate_up: WeightOperands,
+    down: WeightOperands,
 }
 
 impl Moe {
@@ -128,8 +129,8 @@ impl Moe {
     /// Those of the quantization.
     pub fn prepare(&self, backend: &dyn Backend) -> Result<MoeExperts> {
         Ok(MoeExperts {
-            gate_up: ExpertWeights::prepare(backend, self.recipe, &self.gate_up.value)?,
-            down: ExpertWeights::prepare(backend, self.recipe, &self.down.value)?,
+            gate_up: WeightOperands::prepare(backend, self.recipe.format(), &self.gate_up.value)?,
+            down: WeightOperands::prepare(backend, self.recipe.format(), &self.down.value)?,
         })
     }
 

@@ -1,6 +1,7 @@
 //! The SwiGLU MLP over all tokens: dense layers and shared experts.
 
-use super::{Policy, Saved, Tokens, Weight, linear};
+use super::quantized::{FORWARD, WGRAD};
+use super::{Linear, Policy, Saved, Tokens};
 use dropless_core::Backend;
 use dropless_core::Result;
 use dropless_core::ops::{Swiglu, SwigluGrad};
@@ -10,9 +11,9 @@ use dropless_core::{Memory, Tensor};
 #[derive(Clone, Debug)]
 pub struct Mlp {
     /// Gate rows, then up rows: `[1, 2 * i, h]`.
-    pub gate_up: Weight,
+    pub gate_up: Linear,
     /// `[1, h, i]`.
-    pub down: Weight,
+    pub down: Linear,
 }
 
 /// What the backward pass of an [`Mlp`] or of experts needs.
@@ -45,11 +46,21 @@ pub struct MlpPolicy {
 }
 
 impl Mlp {
+    /// See [`Linear::prepare`].
+    ///
+    /// # Errors
+    /// Those of the quantization.
+    pub fn prepare(&mut self, backend: &dyn Backend) -> Result<()> {
+        self.gate_up.prepare(backend)?;
+        self.down.prepare(backend)
+    }
+
     fn gate_up(&self, backend: &dyn Backend, tokens: &Tokens, x: &Tensor, saved: &mut MlpSaved) -> Result<Tensor> {
         if let Some(gate_up) = saved.gate_up.load(backend)? {
             return Ok(gate_up);
         }
-        Ok(saved.gate_up.set(linear::forward(backend, tokens, x, &self.gate_up, x.dtype())?))
+        let x = self.gate_up.recipe.rows(backend, tokens, x, FORWARD)?;
+        Ok(saved.gate_up.set(self.gate_up.forward(backend, tokens, &x)?))
     }
 
     fn hidden(&self, backend: &dyn Backend, tokens: &Tokens, x: &Tensor, saved: &mut MlpSaved) -> Result<Tensor> {
@@ -75,7 +86,7 @@ impl Mlp {
         saved: &mut MlpSaved,
     ) -> Result<Tensor> {
         let hidden = self.hidden(backend, tokens, x, saved)?;
-        let y = linear::forward(backend, tokens, &hidden, &self.down, x.dtype())?;
+        let y = self.down.forward(backend, tokens, &self.down.recipe.rows(backend, tokens, &hidden, FORWARD)?)?;
         saved.gate_up.settle(backend, policy.gate_up)?;
         saved.hidden.settle(backend, policy.hidden)?;
         Ok(y)
@@ -95,8 +106,8 @@ impl Mlp {
     ) -> Result<Tensor> {
         let gate_up = self.gate_up(backend, tokens, x, &mut saved)?;
         let hidden = self.hidden(backend, tokens, x, &mut saved)?;
-        linear::wgrad(backend, tokens, dy, &hidden, &self.down)?;
-        let d_hidden = linear::dgrad(backend, tokens, dy, &self.down, dy.dtype())?;
+        let hidden = self.down.recipe.rows(backend, tokens, &hidden, WGRAD)?;
+        let d_hidden = self.down.backward(backend, tokens, dy, &hidden)?;
         let d_gate_up = backend.alloc(dy.dtype(), gate_up.shape(), Memory::Device)?;
         SwigluGrad {
             gate_up: &gate_up,
@@ -107,7 +118,7 @@ impl Mlp {
             d_weight: None,
         }
         .run(backend)?;
-        linear::wgrad(backend, tokens, &d_gate_up, x, &self.gate_up)?;
-        linear::dgrad(backend, tokens, &d_gate_up, &self.gate_up, dy.dtype())
+        let x = self.gate_up.recipe.rows(backend, tokens, x, WGRAD)?;
+        self.gate_up.backward(backend, tokens, &d_gate_up, &x)
     }
 }

@@ -50,7 +50,7 @@ pub struct State {
 }
 
 /// Version of the layout; a reader refuses others.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// The name of the file below.
 pub(crate) const STATE: &str = "state.json";
 /// Folder of the checkpoints in a run's directory.

@@ -4,7 +4,7 @@ use dropless_model::Single;
 use dropless_model::architecture::MoeConfig;
 use dropless_model::hf::ModelDir;
 
-use super::{Config, ModelConfig, Recipe, Schedule, Tokenizer, TrainConfig, single};
+use super::{Config, LinearRecipe, ModelConfig, Recipe, Schedule, Tokenizer, TrainConfig, single};
 use crate::error::{Error, Result};
 
 /// The largest weight of a source.
@@ -84,6 +84,21 @@ impl Config {
             for (name, value) in [("hidden_size", model.hidden), (names.width_key, moe.map_or(0, |moe| moe.width))] {
                 need(value.is_multiple_of(32), || {
                     format!("model.{name} is {value}, but train.recipe \"mxfp8\" needs a multiple of its block of 32")
+                })?;
+            }
+        }
+        need(train.recipe != Recipe::F32 || train.linear_recipe == LinearRecipe::Bf16, || {
+            "train.linear_recipe quantizes, but train.recipe is \"f32\", which is that of the whole model: leave \
+             train.linear_recipe at \"bf16\""
+                .into()
+        })?;
+        if train.linear_recipe == LinearRecipe::Mxfp8 {
+            for (tensors, [n, k]) in model.linear_layers() {
+                need(n.is_multiple_of(32) && k.is_multiple_of(32), || {
+                    let name = tensors.join(" + ");
+                    format!(
+                        "{name} is [{n}, {k}], but train.linear_recipe \"mxfp8\" needs multiples of its block of 32"
+                    )
                 })?;
             }
         }

@@ -13,7 +13,7 @@ use dropless_core::NumericModel;
 
 pub use data::{DataConfig, Format, Set, Source, Tokenizer, ValidationEntry};
 pub use dropless_model::moe::Recipe;
-pub use dropless_model::nn::Policy;
+pub use dropless_model::nn::{LinearRecipe, Policy};
 pub use dropless_model::{Activations, ModelConfig, single};
 
 use dropless_model::Options;
@@ -55,8 +55,10 @@ pub struct Origin {
 pub struct TrainConfig {
     /// Arithmetic of the matrix products.
     pub numerics: Numerics,
-    /// Precision of the operands.
+    /// Element type, and precision of the operands of the expert products.
     pub recipe: Recipe,
+    /// Precision of the operands of the other linear layers.
+    pub linear_recipe: LinearRecipe,
     /// Number of optimizer steps.
     pub steps: u64,
     /// Sequences per step, over all ranks.
@@ -158,6 +160,7 @@ impl Config {
     pub fn options(&self) -> Options {
         Options {
             recipe: self.train.recipe,
+            linear_recipe: self.train.linear_recipe,
             chunks: self.moe.chunks,
             memory_budget: match self.moe.memory_budget_mb {
                 0 => u64::MAX,

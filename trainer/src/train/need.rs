@@ -36,7 +36,7 @@ const TRAINED: f64 = 16.0;
 pub struct RankNeed {
     /// Master weights.
     pub parameters: u64,
-    /// The same in bf16 and, of experts, in the form of the recipe's products.
+    /// The same in bf16 and, of experts and linear layers, in the form of their recipes' products.
     pub copies: u64,
     /// The optimizer's moments.
     pub moments: u64,

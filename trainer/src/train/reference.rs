@@ -14,7 +14,7 @@ use dropless_model::hf::{HfConfig, ModelDir, TensorFiles, WeightFiles, layout};
 use dropless_model::{Architecture, Model};
 
 use crate::collective::away;
-use crate::config::{Activations, Config, Recipe};
+use crate::config::{Activations, Config, LinearRecipe, Recipe};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::options::TrainOptions;
@@ -56,6 +56,7 @@ pub fn compute(dir: &Path, numerics: NumericModel, recipe: Recipe, options: &Tra
     config.model = model;
     config.activations = Activations::default();
     config.train.recipe = recipe;
+    config.train.linear_recipe = LinearRecipe::Bf16;
     config.train.aux_loss_coefficient = 0.0;
     config.train.bias_update_rate = 0.0;
     config.train.mtp_loss_coefficient = 0.0;
