@@ -14,7 +14,7 @@ use dropless_core::ops::{AdamW, Add, Cast, Fill, GemmKind, GroupedGemm, Offload,
 use dropless_core::{Backend, DType, Error, Memory, Queue, Tensor};
 use dropless_cuda::{Cuda, CudaOptions};
 use dropless_model::moe::{MoePolicy, Recipe};
-use dropless_model::nn::{MlpPolicy, Policy};
+use dropless_model::nn::{LinearRecipe, MlpPolicy, Policy};
 use dropless_tests::differential::Random;
 use dropless_tests::moe::{Problem, problem};
 use dropless_tests::require::Need;
@@ -84,7 +84,9 @@ fn layers_have_the_bits_of_the_host() {
             ("pieces", Problem { chunks: 3, ..base.clone() }),
             ("all on one expert, in pieces", Problem { chunks: 3, ..favourite }),
             ("offloaded", Problem { policy: everything(Policy::Offload), ..base.clone() }),
-            ("recomputed", Problem { policy: everything(Policy::Recompute), ..base }),
+            ("recomputed", Problem { policy: everything(Policy::Recompute), ..base.clone() }),
+            ("a shared expert in mxfp8", Problem { linear_recipe: LinearRecipe::Mxfp8, ..base.clone() }),
+            ("a shared expert in fp8 blocks", Problem { linear_recipe: LinearRecipe::Fp8Block, ..base }),
         ];
         for (what, problem) in problems {
             assert_eq!(problem.on_rank(&cuda).bits(), problem.on_rank(&host).bits(), "{recipe:?}, {what}");

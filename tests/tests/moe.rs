@@ -6,7 +6,7 @@ use dropless_core::host::{Host, HostOptions};
 use dropless_core::ops::Fill;
 use dropless_core::{Backend, DType, Error, Memory, NumericModel};
 use dropless_model::moe::{Moe, MoePolicy, MoeSaved, Recipe};
-use dropless_model::nn::{MlpPolicy, Policy, Tokens};
+use dropless_model::nn::{LinearRecipe, MlpPolicy, Policy, Tokens};
 use dropless_tests::metered::Metered;
 use dropless_tests::moe::{Outcome, Problem, distance, get, problem, put, random, reference};
 
@@ -22,6 +22,19 @@ fn bits_do_not_depend_on_the_number_of_ranks() {
                 assert_eq!(problem.run(ranks).bits(), one.bits(), "{recipe:?}, {chunks} chunks, {ranks} ranks");
             }
         }
+    }
+    let unquantized = problem().run(1);
+    for linear_recipe in [LinearRecipe::Mxfp8, LinearRecipe::Fp8Block] {
+        let problem = Problem { linear_recipe, ..problem() };
+        let one = problem.run(1);
+        for ranks in [2, 4] {
+            assert_eq!(problem.run(ranks).bits(), one.bits(), "a shared expert in {linear_recipe:?}, {ranks} ranks");
+        }
+        // The router and the experts' gradients see the input and the result's gradient as they are.
+        assert_ne!((&one.y, &one.dx, &one.shared), (&unquantized.y, &unquantized.dx, &unquantized.shared));
+        let others =
+            Outcome { y: unquantized.y.clone(), dx: unquantized.dx.clone(), shared: unquantized.shared.clone(), ..one };
+        assert_eq!(others.bits(), unquantized.bits(), "{linear_recipe:?}");
     }
 }
 
