@@ -24,10 +24,10 @@ pub struct Source {
 }
 
 impl Source {
-    /// The model of a checkpoint, with changes of its configuration.
+    /// The model of a checkpoint, with changes of the configuration around it.
     ///
     /// # Errors
-    /// [`crate::Error::Config`], and [`crate::Error::Checkpoint`] for tensors that do not fit.
+    /// [`crate::Error::Config`], also for changes that make it another model, and [`crate::Error::Checkpoint`] for tensors that do not fit.
     pub fn of_checkpoint(checkpoint: &Checkpoint, overrides: &[String]) -> Result<Source> {
         let mut config = checkpoint.state.config.clone();
         let own = checkpoint.path.join(TOKENIZER);
@@ -36,6 +36,7 @@ impl Source {
             config.data.tokenizer = Tokenizer::File(own.to_owned());
         }
         let config = config.with(overrides)?;
+        config.check_model(&checkpoint.state.config.model, &checkpoint.path)?;
         let (path, step) = (checkpoint.path.clone(), Some(checkpoint.state.step));
         Ok(Source { path, config, step, weights: checkpoint.mapped()? })
     }

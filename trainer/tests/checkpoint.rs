@@ -129,6 +129,21 @@ fn the_last_n_stay() {
     assert_eq!(listing(out.path()).len(), 3);
 }
 
+/// A run goes on and removes what is old while somebody else looks for its newest checkpoint.
+#[test]
+fn a_checkpoint_that_goes_while_it_is_read_has_a_newer_one() {
+    let out = tempdir().unwrap();
+    save_one(out.path(), 1, 1.0, 1).unwrap();
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| (2..150).for_each(|step| drop(save_one(out.path(), step, 1.0, 1).unwrap())));
+        while !run.is_finished() {
+            let (_, notes) = find(out.path());
+            assert!(notes.is_empty(), "{notes:?}");
+        }
+    });
+    assert_eq!(listing(out.path()), ["step-000149"]);
+}
+
 #[test]
 fn f27_the_best_by_validation_loss_stays_beside_the_newest() {
     let out = tempfile::tempdir().unwrap();

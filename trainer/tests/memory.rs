@@ -177,6 +177,33 @@ fn f16_the_sum_has_every_part_and_is_refused_where_it_does_not_fit() {
     need.check().unwrap();
 }
 
+/// What becomes ids when the run starts is in memory; what is mapped is not, whatever the tokenizer.
+#[test]
+fn f16_prepared_ids_take_no_memory_and_lines_of_json_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = |name: &str, tokenizer: &str| {
+        std::fs::write(dir.path().join(name), vec![0; 1 << 20]).unwrap();
+        let mut config = config(&[DEEPSEEK, RUN]);
+        config.data.train = vec![dir.path().join(name).to_str().unwrap().to_owned()];
+        config.data.tokenizer = tokenizer.to_owned().into();
+        let options = TrainOptions::default();
+        let need = Need::of(&options.open_ranks(config.train.numerics.into()).unwrap(), &config, &options).unwrap();
+        let table = need.to_string();
+        let row = table.lines().find(|line| line.trim_start().starts_with("text ")).unwrap();
+        row.split_whitespace().nth(1).unwrap().to_owned()
+    };
+    for (name, tokenizer, mib) in [
+        ("ids.bin", "tokenizer.json", "0.0"),
+        ("ids.idx", "tokenizer.json", "0.0"),
+        ("text.txt", "byte", "0.0"),
+        ("text.txt", "tokenizer.json", "9.0"),
+        ("text.jsonl", "byte", "9.0"),
+        ("text.ndjson", "byte", "9.0"),
+    ] {
+        assert_eq!(text(name, tokenizer), mib, "{name} {tokenizer}");
+    }
+}
+
 #[cfg(target_os = "linux")]
 mod program {
     use std::process::{Command, Output};

@@ -458,6 +458,31 @@ fn a_tokenizer_gives_the_ids_of_its_merges_and_their_text_back() {
 }
 
 #[test]
+fn a_tokenizer_that_gives_other_ids_each_time_is_refused() {
+    let dir = tempdir().unwrap();
+    let folder = tokenizer(dir.path());
+    fs::write(dir.path().join("a.txt"), "the text").unwrap();
+    let prepare = |out| dropless(dir.path(), &["tokenize", "--tokenizer", "tokenizer", "--out", out, "a.txt"]);
+    let write = |dropout: &str| {
+        let json = tokenizer_json().replace("\"dropout\":null", &format!("\"dropout\":{dropout}"));
+        fs::write(folder.join("tokenizer.json"), json).unwrap();
+    };
+    write("0.5");
+    assert_refused(&prepare("random"), &["tokenizer.json: model.dropout is 0.5"]);
+    write("0.0");
+    assert_done(&prepare("fixed"));
+}
+
+#[test]
+fn what_is_wrong_with_a_line_of_json_has_one_place() {
+    let dir = tempdir().unwrap();
+    fs::write(dir.path().join("a.jsonl"), "{\"text\":\"a\"}\n{\"text\":5}\n").unwrap();
+    let output = dropless(dir.path(), &["tokenize", "--tokenizer", "byte", "--out", "a", "a.jsonl"]);
+    assert_refused(&output, &["a.jsonl:2: ", " (column 9)"]);
+    assert!(!printed(&output).contains("at line"), "{}", printed(&output));
+}
+
+#[test]
 fn a_run_with_a_tokenizer_exports_it_and_generates_with_it() {
     let dir = tempdir().unwrap();
     let from = tokenizer(dir.path());

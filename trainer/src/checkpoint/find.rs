@@ -113,8 +113,16 @@ fn manifest(path: &Path) -> Result<Manifest> {
 /// [`Error::Checkpoint`] when there are checkpoints but none is undamaged, naming the newest; [`Error::Io`].
 pub fn newest(out: &Path) -> Result<Found> {
     let folder = out.join(FOLDER);
-    let newest_first = steps(&folder)?.into_iter().rev().map(|(_, path)| path);
-    first_undamaged(&folder, newest_first, "the previous checkpoint")
+    loop {
+        let newest_first: Vec<PathBuf> = steps(&folder)?.into_iter().rev().map(|(_, path)| path).collect();
+        let found = first_undamaged(&folder, &newest_first, "the previous checkpoint");
+        let newest = newest_first.first();
+        let is_newest = found.as_ref().is_ok_and(|found| found.checkpoint.as_ref().map(|c| &c.path) == newest);
+        // A run that goes on removes its old checkpoints, also one that is being read; it has a newer one then.
+        if is_newest || newest.is_none_or(|path| path.symlink_metadata().is_ok()) {
+            return found;
+        }
+    }
 }
 
 /// The undamaged checkpoint of the run in `out` with the lowest validation loss, of those whose step was validated.
@@ -124,15 +132,15 @@ pub fn newest(out: &Path) -> Result<Found> {
 pub fn best(out: &Path) -> Result<Found> {
     let folder = out.join(FOLDER);
     let paths: Vec<PathBuf> = steps(&folder)?.into_iter().map(|(_, path)| path).collect();
-    first_undamaged(&folder, by_validation_loss(&paths), "the next best checkpoint")
+    first_undamaged(&folder, &by_validation_loss(&paths), "the next best checkpoint")
 }
 
 /// The first of these that is undamaged; `next` says what is tried instead of one that is not.
-fn first_undamaged(folder: &Path, paths: impl IntoIterator<Item = PathBuf>, next: &str) -> Result<Found> {
+fn first_undamaged(folder: &Path, paths: &[PathBuf], next: &str) -> Result<Found> {
     let mut notes = Vec::new();
     let mut first_error = None;
     for path in paths {
-        match Checkpoint::open(&path) {
+        match Checkpoint::open(path) {
             Ok(checkpoint) => return Ok(Found { checkpoint: Some(checkpoint), notes }),
             Err(error) => {
                 notes.push(format!("warning: {error}; trying {next}"));

@@ -36,7 +36,7 @@ use crate::output::{self, Shown, finish, report, say, show, tell};
 use crate::sample::Sampling;
 use crate::train::reference;
 use crate::verify::Report;
-use crate::{bench, train as training};
+use crate::{bench, system, train as training};
 use dropless_model::hf::TensorFiles;
 
 /// Trains Mixture-of-Experts language models that never drop a token, with the same bits on every backend.
@@ -298,6 +298,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     if let Err(source) = output::start() {
         let error = Error::Thread { what: "what this program prints".into(), source };
         output::tell_alone(format_args!("error: {error}"));
+        return ExitCode::from(2);
+    }
+    if let Err(error) = system::write_to_the_limit() {
+        output::tell_alone(format_args!("error: signals: {error}"));
         return ExitCode::from(2);
     }
     let code = carry_out(arguments);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use dropless_model::hf::ModelDir;
+use dropless_model::words::count;
 
 use super::Machine;
 use super::runs::{self, Fresh};
@@ -99,7 +100,7 @@ pub(super) fn run(args: TrainArgs) -> Result<ExitCode> {
         say(format_args!("training loss {loss:.4} at step {}", summary.steps));
     }
     if summary.without_targets > 0 {
-        say(format_args!("warning: {} steps had no targets, and so no loss", summary.without_targets));
+        say(format_args!("warning: {} had no targets, and so no loss", count(summary.without_targets, "step")));
     }
     print_validation(&summary.validation);
     say(format_args!("checkpoint {}", summary.checkpoint.display()));

@@ -1,8 +1,9 @@
 //! The rules that values have to satisfy together. Each violation is one line that names fields and values.
 
+use std::path::Path;
+
 use dropless_model::Single;
 use dropless_model::architecture::MoeConfig;
-use dropless_model::hf::ModelDir;
 
 use super::{Config, LinearRecipe, ModelConfig, Recipe, Schedule, Tokenizer, TrainConfig, single};
 use crate::error::{Error, Result};
@@ -194,12 +195,12 @@ impl Config {
         warnings
     }
 
-    /// Verifies that the model is still that of the directory which the run begins with.
+    /// Verifies that the model is the one whose weights lie at `path`; only positions may be other ones.
     ///
     /// # Errors
-    /// [`Error::Config`].
-    pub fn check_origin(&self, dir: &ModelDir) -> Result<()> {
-        let theirs = Config { model: dir.config.model.clone(), ..self.clone() };
+    /// [`Error::Config`] names the first field that differs, with both values.
+    pub fn check_model(&self, model: &ModelConfig, path: &Path) -> Result<()> {
+        let theirs = Config { model: model.clone(), ..self.clone() };
         let (ours, theirs) = (self.settings(), theirs.settings());
         let differs = |a: &[(String, String)], b: &[(String, String)]| {
             a.iter().find(|entry| entry.0 != "model.max_position_embeddings" && !b.contains(entry)).cloned()
@@ -210,7 +211,7 @@ impl Config {
             let value = |all: &[(String, String)]| {
                 all.iter().find(|(n, _)| *n == name).map_or("absent".to_owned(), |(_, value)| value.clone())
             };
-            format!("{name} is {}, but {} in the model of {}", value(&ours), value(&theirs), dir.path.display())
+            format!("{name} is {}, but {} in the model of {}", value(&ours), value(&theirs), path.display())
         })
     }
 

@@ -50,7 +50,7 @@ pub fn once(mut files: Vec<PathBuf>) -> Result<Vec<PathBuf>> {
 }
 
 /// What a file is by its name.
-pub(super) fn format(path: &Path) -> Format {
+pub(crate) fn format(path: &Path) -> Format {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("jsonl" | "ndjson") => Format::Jsonl,
         Some("bin" | "idx") => Format::Indexed,

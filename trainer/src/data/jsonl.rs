@@ -11,9 +11,15 @@ use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visi
 /// What is wrong with the line.
 pub fn text<'a>(line: &'a [u8], field: &str) -> Result<Cow<'a, str>, String> {
     let mut json = serde_json::Deserializer::from_slice(line);
-    let text = Line { field }.deserialize(&mut json).map_err(|e| e.to_string())?;
-    json.end().map_err(|e| e.to_string())?;
-    Ok(text)
+    let text = Line { field }.deserialize(&mut json).and_then(|text| json.end().map(|()| text));
+    text.map_err(|error| {
+        // The parser counts the lines of what it was given, which is one.
+        let message = error.to_string();
+        let place = format!(" at line {} column {}", error.line(), error.column());
+        message
+            .strip_suffix(&place)
+            .map_or_else(|| message.clone(), |what| format!("{what} (column {})", error.column()))
+    })
 }
 
 struct Line<'f> {

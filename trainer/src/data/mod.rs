@@ -24,6 +24,7 @@ pub mod tokenizer;
 pub use batch::{Batch, Share};
 pub use bytes::Bytes;
 pub use corpus::Corpus;
+pub(crate) use files::format;
 pub use files::{matching, once};
 pub use indexed::Documents;
 pub use load::{TextRecord, Texts};

@@ -8,6 +8,7 @@ use std::path::Path;
 use dropless_core::files;
 use dropless_model::hf::SpecialTokens;
 use serde_json::Value;
+use tokenizers::ModelWrapper;
 
 use crate::config::Tokenizer as Named;
 use crate::error::{Error, Result};
@@ -207,6 +208,11 @@ impl Json {
     /// What is wrong with them.
     pub fn parse(json: &[u8], config: Option<&[u8]>, generation: Option<&[u8]>) -> std::result::Result<Json, String> {
         let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(json))?;
+        if let ModelWrapper::BPE(model) = inner.get_model()
+            && let Some(dropout) = model.dropout.filter(|&dropout| dropout != 0.0)
+        {
+            return Err(format!("model.dropout is {dropout}, so that a text has other ids each time: make it null"));
+        }
         // A run has lengths of its own.
         inner.with_padding(None);
         guarded(|| inner.with_truncation(None).map(drop))?;

@@ -4,9 +4,10 @@
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator;
 use signal_hook::low_level::emulate_default_handler;
 
@@ -46,6 +47,13 @@ pub(crate) fn address_space() -> Option<u64> {
     #[cfg(not(target_os = "linux"))]
     let reserved = 0;
     Some(most.saturating_sub(reserved))
+}
+
+/// From now on, a file that may grow no more (`ulimit -f`) is an error of the write, as on a full disk, and not the end of
+/// this process.
+pub(crate) fn write_to_the_limit() -> io::Result<()> {
+    // What matters is that somebody hears the signal.
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).map(drop)
 }
 
 /// From now on, calls `heard` for each signal that asks this process to end, on a thread of its own.

@@ -30,10 +30,14 @@ pub fn check_new(out: &Path) -> Result<()> {
     let there = |name: &&str| out.join(name).symlink_metadata().is_ok();
     match [FOLDER, CONFIG, METRICS, Kept::FOLDER].into_iter().find(there) {
         None => Ok(()),
-        Some(name) => Err(Error::Usage(format!(
-            "--out {} holds a run already ({name}): add --resume to continue it, or name another directory",
-            out.display()
-        ))),
+        Some(name) => {
+            let resumable = checkpoint::steps(&out.join(FOLDER)).map_or(true, |steps| !steps.is_empty());
+            let what = match resumable {
+                true => "add --resume to continue it, or name another directory",
+                false => "it has no checkpoint to continue from: remove the directory, or name another one",
+            };
+            Err(Error::Usage(format!("--out {} holds a run already ({name}): {what}", out.display())))
+        }
     }
 }
 
@@ -53,7 +57,9 @@ pub fn check_resumable(out: &Path) -> Result<()> {
     } else if let Some(run) = runs.first() {
         format!("is no run, but holds some: name one, such as {}", run.display())
     } else if [FOLDER, CONFIG, METRICS].iter().any(|name| out.join(name).exists()) {
-        format!("has no checkpoint in {FOLDER}/ to continue from: begin a new run in another directory")
+        format!(
+            "has no checkpoint in {FOLDER}/ to continue from: remove the directory, or begin the run in another one"
+        )
     } else {
         format!("holds no run to continue: it has neither {FOLDER}/ nor {CONFIG}")
     };

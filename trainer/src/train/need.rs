@@ -197,14 +197,13 @@ fn text_bytes(config: &Config) -> u64 {
     let data = &config.data;
     let sources = data.sources().into_iter().map(|source| (source.paths, source.format));
     let sets = data.validation_sets().into_iter().map(|set| (set.paths, set.format));
-    let mapped = |path: &Path, format: Option<Format>| match format {
-        Some(Format::Indexed) => true,
-        Some(Format::Jsonl) => false,
-        Some(Format::Text) => data.tokenizer == Tokenizer::Byte,
-        None => path.extension().is_none_or(|end| end != "jsonl") && data.tokenizer == Tokenizer::Byte,
+    let mapped = |path: &Path, format: Option<Format>| match format.unwrap_or_else(|| crate::data::format(path)) {
+        Format::Indexed => true,
+        Format::Jsonl => false,
+        Format::Text => data.tokenizer == Tokenizer::Byte,
     };
     let files = sources.chain(sets).flat_map(|(patterns, format)| {
-        let paths = patterns.into_iter().filter_map(|pattern| glob::glob(&pattern).ok()).flatten().flatten();
+        let paths = crate::data::matching(&patterns).unwrap_or_default().into_iter();
         paths.filter(move |path| !mapped(path, format)).collect::<Vec<_>>()
     });
     let sizes = files.filter_map(|path| path.metadata().ok()).map(|file| file.len());

@@ -47,7 +47,7 @@ impl Notice {
     }
 }
 
-/// Why the ranks stop: the first reason in the order of [`Reason`], whoever has it.
+/// Why the ranks stop: the last of the reasons in the order of [`Reason`], whoever has it.
 pub(super) fn stop(notices: &[Notice]) -> Option<Reason> {
     notices.iter().filter_map(|notice| notice.stop).max()
 }

@@ -32,7 +32,7 @@ pub fn begin(backend: &dyn Backend, model: &mut Model, config: &Config) -> Resul
         return Ok(model.initialise(backend, config.train.seed, deviation)?);
     };
     let dir = ModelDir::open(origin.directory.as_ref())?;
-    config.check_origin(&dir)?;
+    config.check_model(&dir.config.model, &dir.path)?;
     if backend.caps().rank == 0 {
         dir.notes().iter().for_each(output::tell);
     }
