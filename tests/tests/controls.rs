@@ -280,6 +280,11 @@ fn cuts_too_early(text: String) -> String {
     text.replace("const FRACTION_BITS: u32 = 25u;", "const FRACTION_BITS: u32 = 24u;")
 }
 
+/// The high parts first.
+fn adds_parts_the_other_way_round(text: String) -> String {
+    text.replace("(4u * pair)", "(4u * (PLANE_PAIRS - 1u - pair))")
+}
+
 /// A probability of zero times an infinity that the row does not see.
 fn multiplies_what_is_not_seen(text: String) -> String {
     text.replace("select(term.exponent, OUTSIDE, value == UNSEEN)", "select(term.exponent, ABSENT, value == UNSEEN)")
@@ -342,6 +347,15 @@ fn the_harness_notices_a_shader_that_cuts_a_product_too_early() {
     if adapter() {
         let report = report("grouped_gemm_hopper", |_, numerics| mutated(numerics, cuts_too_early)).unwrap_err();
         assert!(report.contains("elements differ"), "{report}");
+    }
+}
+
+#[test]
+fn the_harness_notices_a_shader_that_adds_the_parts_of_split_factors_in_another_order() {
+    if adapter() {
+        let changed = |_, numerics| mutated(numerics, adds_parts_the_other_way_round);
+        let report = report("grouped_gemm_hopper", changed).unwrap_err();
+        assert!(report.contains("elements differ") && report.contains("Split {"), "{report}");
     }
 }
 

@@ -85,9 +85,36 @@ fn factor(m: &mut Maker<'_>, format: Format, side: Side, gather: bool) -> Factor
             let elements = m.tensor(DType::E4m3, &side.chain_last().shape());
             (elements, Some(m.tensor(DType::F32, &side.fp8_scales().shape())))
         }
-        Format::Split => (m.tensor(DType::F32, &shape), None),
+        Format::Split => (split_values(m, &shape), None),
     };
     Factor { format, elements, extra }
+}
+
+/// Values at which the parts of an f32 behave differently: none but the highest where that is not finite (of the largest
+/// f32, too, which rounds to infinity), a lowest part that underflows, and subnormals.
+const SPLIT_EDGES: [f32; 9] = [
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    f32::MAX,
+    f32::NAN,
+    f32::from_bits(0x7F7F_7FFF), // the largest f32 with a finite highest part
+    f32::from_bits(0x087F_FFFF), // just below 2^-110
+    f32::from_bits(0x0080_0001), // just above the subnormals
+    f32::from_bits(0x807F_FFFF), // the largest subnormal, negative
+    f32::from_bits(0x0000_0001), // the smallest
+];
+
+/// Random values; in one factor of four a few of them are edges.
+fn split_values(m: &mut Maker<'_>, shape: &[usize]) -> Tensor {
+    let len = shape.iter().product();
+    let mut bytes = m.random.elements(DType::F32, len);
+    if len > 0 && m.random.below(4) == 0 {
+        for _ in 0..1 + m.random.below(4) {
+            let (at, edge) = (m.random.below(len), SPLIT_EDGES[m.random.below(SPLIT_EDGES.len())]);
+            bytes[4 * at..][..4].copy_from_slice(&edge.to_le_bytes());
+        }
+    }
+    m.with_bytes(DType::F32, shape, &bytes)
 }
 
 /// A product. Rows past the last group hold values that must not show.
