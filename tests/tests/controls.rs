@@ -312,7 +312,7 @@ fn rotates_halves(text: String) -> String {
 #[test]
 fn the_harness_passes_the_shaders_as_they_are() {
     if adapter() {
-        for problem in ["cast", "gather_rows", "rotary", "mla", "grouped_gemm_hopper"] {
+        for problem in ["cast", "gather_rows", "rotary", "mla", "grouped_gemm_hopper", "grouped_gemm_split_hopper"] {
             report(problem, |_, numerics| mutated(numerics, std::convert::identity)).unwrap();
         }
     }
@@ -354,7 +354,7 @@ fn the_harness_notices_a_shader_that_cuts_a_product_too_early() {
 fn the_harness_notices_a_shader_that_adds_the_parts_of_split_factors_in_another_order() {
     if adapter() {
         let changed = |_, numerics| mutated(numerics, adds_parts_the_other_way_round);
-        let report = report("grouped_gemm_hopper", changed).unwrap_err();
+        let report = report("grouped_gemm_split_hopper", changed).unwrap_err();
         assert!(report.contains("elements differ") && report.contains("Split {"), "{report}");
     }
 }
