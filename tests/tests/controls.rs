@@ -285,6 +285,11 @@ fn adds_parts_the_other_way_round(text: String) -> String {
     text.replace("(4u * pair)", "(4u * (PLANE_PAIRS - 1u - pair))")
 }
 
+/// Whatever the largest score is.
+fn rounds_large_exponents_once(text: String) -> String {
+    text.replace("f32_abs(start) < 0x4B800000u", "f32_abs(start) < INF")
+}
+
 /// A probability of zero times an infinity that the row does not see.
 fn multiplies_what_is_not_seen(text: String) -> String {
     text.replace("select(term.exponent, OUTSIDE, value == UNSEEN)", "select(term.exponent, ABSENT, value == UNSEEN)")
@@ -356,6 +361,16 @@ fn the_harness_notices_a_shader_that_adds_the_parts_of_split_factors_in_another_
         let changed = |_, numerics| mutated(numerics, adds_parts_the_other_way_round);
         let report = report("grouped_gemm_split_hopper", changed).unwrap_err();
         assert!(report.contains("elements differ") && report.contains("Split {"), "{report}");
+    }
+}
+
+#[test]
+fn the_harness_notices_a_shader_that_rounds_large_exponents_once() {
+    if adapter() {
+        let changed = |_, numerics| mutated(numerics, rounds_large_exponents_once);
+        report("attention_lengths_f32", changed).unwrap();
+        let report = report("attention_scores_f32", changed).unwrap_err();
+        assert!(report.contains("elements differ"), "{report}");
     }
 }
 
