@@ -1,4 +1,4 @@
-// The order in which the terms of a chain go by, LENGTH at a time: NUMERICS.md, "Matrix products".
+// The order in which the terms of a chain go by, LENGTH at a time: NUMERICS.md, "Matrix products" and "Split operands".
 //
 // A split factor is three planes of bf16, the low, the middle and the high parts of f32 values, and its product a sum of
 // parts: one for each SPLIT_BLOCK terms, in which these go by once for each pair of planes that counts.

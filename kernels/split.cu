@@ -1,4 +1,4 @@
-// f32 values as three planes of bf16, the low, the middle and the high parts: NUMERICS.md, "Matrix products".
+// f32 values as three planes of bf16, the low, the middle and the high parts: NUMERICS.md, "Split operands".
 //
 // x [count]; out [3, count]. A thread takes one element after the other.
 

@@ -280,6 +280,16 @@ fn cuts_too_early(text: String) -> String {
     text.replace("const FRACTION_BITS: u32 = 25u;", "const FRACTION_BITS: u32 = 24u;")
 }
 
+/// The high parts first.
+fn adds_parts_the_other_way_round(text: String) -> String {
+    text.replace("(4u * pair)", "(4u * (PLANE_PAIRS - 1u - pair))")
+}
+
+/// Whatever the largest score is.
+fn rounds_large_exponents_once(text: String) -> String {
+    text.replace("f32_abs(start) < 0x4B800000u", "f32_abs(start) < INF")
+}
+
 /// A probability of zero times an infinity that the row does not see.
 fn multiplies_what_is_not_seen(text: String) -> String {
     text.replace("select(term.exponent, OUTSIDE, value == UNSEEN)", "select(term.exponent, ABSENT, value == UNSEEN)")
@@ -307,7 +317,7 @@ fn rotates_halves(text: String) -> String {
 #[test]
 fn the_harness_passes_the_shaders_as_they_are() {
     if adapter() {
-        for problem in ["cast", "gather_rows", "rotary", "mla", "grouped_gemm_hopper"] {
+        for problem in ["cast", "gather_rows", "rotary", "mla", "grouped_gemm_hopper", "grouped_gemm_split_hopper"] {
             report(problem, |_, numerics| mutated(numerics, std::convert::identity)).unwrap();
         }
     }
@@ -341,6 +351,25 @@ fn the_harness_notices_a_shader_that_writes_too_far() {
 fn the_harness_notices_a_shader_that_cuts_a_product_too_early() {
     if adapter() {
         let report = report("grouped_gemm_hopper", |_, numerics| mutated(numerics, cuts_too_early)).unwrap_err();
+        assert!(report.contains("elements differ"), "{report}");
+    }
+}
+
+#[test]
+fn the_harness_notices_a_shader_that_adds_the_parts_of_split_factors_in_another_order() {
+    if adapter() {
+        let changed = |_, numerics| mutated(numerics, adds_parts_the_other_way_round);
+        let report = report("grouped_gemm_split_hopper", changed).unwrap_err();
+        assert!(report.contains("elements differ") && report.contains("Split {"), "{report}");
+    }
+}
+
+#[test]
+fn the_harness_notices_a_shader_that_rounds_large_exponents_once() {
+    if adapter() {
+        let changed = |_, numerics| mutated(numerics, rounds_large_exponents_once);
+        report("attention_lengths_f32", changed).unwrap();
+        let report = report("attention_scores_f32", changed).unwrap_err();
         assert!(report.contains("elements differ"), "{report}");
     }
 }

@@ -10,7 +10,7 @@ use dropless_core::{DType, NumericModel};
 use crate::differential::{Maker, Problem, Random};
 
 /// Chance makes the problems of `any_shape`; those of the others are lists.
-pub(crate) const PROBLEMS: [Problem; 18] = [
+pub(crate) const PROBLEMS: [Problem; 20] = [
     under(NumericModel::Hopper, "attention_hopper", any_shape),
     under(NumericModel::F32, "attention_f32", any_shape),
     listed(NumericModel::Hopper, "attention_lengths_hopper", lengths_around_tiles_and_squares),
@@ -22,6 +22,8 @@ pub(crate) const PROBLEMS: [Problem; 18] = [
     listed(NumericModel::F32, "attention_documents_f32", packed_documents),
     listed(NumericModel::Hopper, "attention_shared_heads_hopper", query_heads_that_share_a_key_head),
     listed(NumericModel::F32, "attention_shared_heads_f32", query_heads_that_share_a_key_head),
+    listed(NumericModel::Hopper, "attention_scores_hopper", scores_of_any_size),
+    listed(NumericModel::F32, "attention_scores_f32", scores_of_any_size),
     listed(NumericModel::Hopper, "attention_no_tokens", no_tokens),
     listed(NumericModel::Hopper, "b255_rows_that_see_nothing", b255_rows_that_see_nothing),
     listed(NumericModel::Hopper, "attention_infinities_hopper", infinities_and_nan_that_all_see),
@@ -162,6 +164,20 @@ fn query_heads_that_share_a_key_head(m: &mut Maker<'_>) {
     for heads in [[4, 2], [6, 2], [3, 1], [4, 4]] {
         let starts = documents(&[100, 50]);
         Case::new(shape(2, 150, heads, [24, 40])).starts(&starts).run(m);
+    }
+}
+
+/// Exponents on both sides of 2^24, beyond which their products and differences round apart, in neighbouring rows; scores
+/// that overflow; and the largest and the smallest scale, of which the exponent's factor is infinite or subnormal.
+fn scores_of_any_size(m: &mut Maker<'_>) {
+    const POWERS: [i32; 9] = [0, 19, 20, 21, 22, 23, 40, 124, -124];
+    let put: Put = |s, [q, ..]| {
+        let rows = q.chunks_mut(s.heads * s.qk_dim).enumerate();
+        rows.for_each(|(row, q)| q.iter_mut().for_each(|x| *x *= 2f32.powi(POWERS[row % POWERS.len()])));
+    };
+    let ordinary = shape(1, 150, [2, 1], [24, 16]);
+    for scale in [ordinary.scale, f32::MAX, f32::from_bits(1)] {
+        Case { put, ..Case::new(AttentionShape { scale, ..ordinary }) }.run(m);
     }
 }
 

@@ -14,9 +14,11 @@ use dropless_core::{DType, NumericModel, Tensor};
 
 use crate::differential::{Maker, Problem};
 
-pub(crate) const PROBLEMS: [Problem; 2] = [
+pub(crate) const PROBLEMS: [Problem; 4] = [
     Problem { numerics: NumericModel::Hopper, ..Problem::new("grouped_gemm_hopper", product) },
     Problem { numerics: NumericModel::F32, ..Problem::new("grouped_gemm_f32", product) },
+    Problem { numerics: NumericModel::Hopper, ..Problem::new("grouped_gemm_split_hopper", split_product) },
+    Problem { numerics: NumericModel::F32, ..Problem::new("grouped_gemm_split_f32", split_product) },
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +75,7 @@ fn factor(m: &mut Maker<'_>, format: Format, side: Side, gather: bool) -> Factor
         _ => side,
     };
     let (elements, scales) = match format {
-        Format::F32 | Format::Split => (m.tensor(DType::F32, &side.shape()), None),
+        Format::F32 => (m.tensor(DType::F32, &side.shape()), None),
         Format::Bf16 => (m.tensor(DType::Bf16, &side.shape()), None),
         Format::Mxfp8 => {
             let scales = side.mxfp8_scales().shape();
@@ -89,14 +91,51 @@ fn factor(m: &mut Maker<'_>, format: Format, side: Side, gather: bool) -> Factor
             let elements = m.tensor(DType::E4m3, &side.chain_last().shape());
             (elements, Some(m.tensor(DType::F32, &side.fp8_scales().shape())))
         }
+        Format::Split => (split_values(m, &side.shape()), None),
     };
     Factor { format, elements, scales, gather: index }
 }
 
-/// A product. Rows past the last group hold values that must not show.
+/// Values at which the parts of an f32 behave differently: none but the highest where that is not finite (of the largest
+/// f32, too, which rounds to infinity), a lowest part that underflows, and subnormals.
+const SPLIT_EDGES: [f32; 9] = [
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    f32::MAX,
+    f32::NAN,
+    f32::from_bits(0x7F7F_7FFF), // the largest f32 with a finite highest part
+    f32::from_bits(0x087F_FFFF), // just below 2^-110
+    f32::from_bits(0x0080_0001), // just above the subnormals
+    f32::from_bits(0x807F_FFFF), // the largest subnormal, negative
+    f32::from_bits(0x0000_0001), // the smallest
+];
+
+/// Random values; in one factor of four a few of them are edges.
+fn split_values(m: &mut Maker<'_>, shape: &[usize]) -> Tensor {
+    let len = shape.iter().product();
+    let mut bytes = m.random.elements(DType::F32, len);
+    if len > 0 && m.random.below(4) == 0 {
+        for _ in 0..1 + m.random.below(4) {
+            let (at, edge) = (m.random.below(len), SPLIT_EDGES[m.random.below(SPLIT_EDGES.len())]);
+            bytes[4 * at..][..4].copy_from_slice(&edge.to_le_bytes());
+        }
+    }
+    m.with_bytes(DType::F32, shape, &bytes)
+}
+
 fn product(m: &mut Maker<'_>) {
+    product_of(m, &[Format::F32, Format::Bf16, Format::Mxfp8, Format::Fp8Block, Format::Split]);
+}
+
+/// Among the others a few problems have too few of them: three combinations of factors in three kinds of products.
+fn split_product(m: &mut Maker<'_>) {
+    product_of(m, &[Format::Split]);
+}
+
+/// A product in one of these formats. Rows past the last group hold values that must not show.
+fn product_of(m: &mut Maker<'_>, formats: &[Format]) {
     let kind = m.one_of(&[GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad]);
-    let format = m.one_of(&[Format::F32, Format::Bf16, Format::Mxfp8, Format::Fp8Block, Format::Split]);
+    let format = m.one_of(formats);
     // Beside a split factor there may be one of bf16.
     let formats = match format {
         Format::Split => m.one_of(&[[format, format], [Format::Bf16, format], [format, Format::Bf16]]),

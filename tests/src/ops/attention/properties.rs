@@ -542,6 +542,22 @@ fn b255_large_scores_do_not_overflow() {
     }
 }
 
+/// Exponents on both sides of 2^24, and the largest and the smallest scale.
+#[test]
+fn bits_are_those_of_the_rule_for_scores_of_any_size() {
+    for (dtype, model) in ARITHMETIC {
+        let shape = shape(1, 140, 2, 1, 8, 5);
+        for scale in [shape.scale, f32::MAX, f32::from_bits(1)] {
+            let mut problem = Problem::new(AttentionShape { scale, ..shape }, dtype, 97);
+            for (row, q) in problem.q.chunks_mut(16).enumerate() {
+                let power = [0, 19, 20, 21, 22, 23, 40, 124, -124][row % 9];
+                q.iter_mut().for_each(|x| *x *= 2f32.powi(power));
+            }
+            assert_bits(&problem.run(model), &problem.naive(model), &format!("{dtype:?} {model:?} {scale:e}"));
+        }
+    }
+}
+
 /// The exponent of a score relative to a maximum or a log-sum-exp, rounded once where that is small.
 fn exponent(score: f32, c: f32, from: f32) -> f32 {
     if from.abs() < 16_777_216.0 { score.mul_add(c, -from) } else { score * c - from }

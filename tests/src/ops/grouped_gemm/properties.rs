@@ -1,11 +1,12 @@
 //! The grouped product of the host backend against one chain of `mma` for each element.
 
+use super::SPLIT_EDGES;
 use super::problem::{
     Data, FORMATS, Format, GUARD, KINDS, MODELS, Problem, Random, assert_same, host, levels, sizes_for,
 };
 use dropless_core::numerics::{bf16, mma};
-use dropless_core::ops::{GemmKind, SPLIT_BLOCK, Split};
-use dropless_core::{DType, NumericModel};
+use dropless_core::ops::{GemmKind, GroupedGemm, Operand, SPLIT_BLOCK, Split};
+use dropless_core::{Backend, DType, NumericModel};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
 
@@ -109,6 +110,124 @@ fn split_products_are_nearer_than_chains_of_f32() {
     let [split, plain, uncut] = [split, plain, uncut].map(|got| error(&got, &exact));
     println!("split {split:.2e}, f32 {plain:.2e}, uncut {uncut:.2e}");
     assert!(split < 4e-7 && 3.0 * split < plain && plain < uncut, "{split:.2e}, {plain:.2e}, {uncut:.2e}");
+}
+
+/// The low, the middle and the high part, as NUMERICS.md has them.
+fn parts(x: f32) -> [u16; 3] {
+    let round = |x: f32| bf16::to_f32(bf16::from_f32(x));
+    let (high, middle) = (round(x), round(x - round(x)));
+    [x - high - middle, middle, high].map(bf16::from_f32)
+}
+
+/// The order of the pairs of NUMERICS.md, "Split operands", which the backends take from one table: written here once more.
+/// The results are subnormal, where a chain is cut to multiples of 2^-149 after each step, so that no change of the order
+/// hides below the products of the high parts.
+#[test]
+fn the_parts_go_by_in_the_order_of_the_contract() {
+    const SIDE: usize = 16;
+    // Two whole blocks, and one that is no multiple of a step.
+    const TERMS: usize = 300;
+    const LOW: usize = 0;
+    const MIDDLE: usize = 1;
+    const HIGH: usize = 2;
+    type Pairs = Vec<[usize; 2]>;
+    let orders: [(Format, Pairs); 3] = [
+        (Format::SplitRight, vec![[HIGH, LOW], [HIGH, MIDDLE], [HIGH, HIGH]]),
+        (Format::SplitLeft, vec![[LOW, HIGH], [MIDDLE, HIGH], [HIGH, HIGH]]),
+        (Format::Split, vec![[LOW, HIGH], [MIDDLE, MIDDLE], [HIGH, LOW], [MIDDLE, HIGH], [HIGH, MIDDLE], [HIGH, HIGH]]),
+    ];
+    let model = NumericModel::Hopper;
+    for (format, order) in orders {
+        let mut problem = Problem::new(GemmKind::Forward, format, &[SIDE], SIDE, TERMS, 0);
+        let mut random = Random(12);
+        let mut tiny = || random.floats(DType::F32, SIDE * TERMS, 2f32.powi(-65));
+        let factors = [0, 1].map(|side| {
+            let values = tiny();
+            if format.splits(side) {
+                problem.data[side] = Data::F32(values.clone());
+                return values;
+            }
+            // A bf16 value is its own high part.
+            let codes: Vec<u16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
+            problem.data[side] = Data::Bf16(codes.clone());
+            codes.into_iter().map(bf16::to_f32).collect()
+        });
+        let planes = factors.map(|factor| {
+            let parts: Vec<_> = factor.into_iter().map(parts).collect();
+            [LOW, MIDDLE, HIGH].map(|k| parts.iter().map(|parts| parts[k]).collect::<Vec<u16>>())
+        });
+        let [a, b] = &planes;
+        // A pair from the chain of those before it, for each block of each output.
+        let outputs = |chain: &dyn Fn(usize, usize, usize) -> f32| -> Vec<u32> {
+            let blocks = |i: usize, j: usize| {
+                (0..TERMS).step_by(128).map(move |from| (i * TERMS + from, j * TERMS + from, 128.min(TERMS - from)))
+            };
+            let output = |i, j| blocks(i, j).fold(0.0, |sum, (a, b, len)| sum + chain(a, b, len));
+            (0..SIDE * SIDE).map(|at| f32::to_bits(output(at / SIDE, at % SIDE))).collect()
+        };
+        let in_order = |order: &[[usize; 2]]| {
+            outputs(&|i, j, len| {
+                let pair = |acc, &[x, y]: &[usize; 2]| mma::dot_bf16(model, &a[x][i..][..len], &b[y][j..][..len], acc);
+                order.iter().fold(0.0, pair)
+            })
+        };
+        let want = in_order(&order);
+        for simd in levels() {
+            let got: Vec<u32> = problem.run(&host(model, simd), GUARD).unwrap().into_iter().map(f32::to_bits).collect();
+            assert!(got == want, "{simd:?} {format:?}");
+        }
+        // The controls: neighbours exchanged, and pairs that do not begin with a step of their own.
+        for i in 1..order.len() {
+            let mut other = order.clone();
+            other.swap(i - 1, i);
+            assert!(in_order(&other) != want, "{format:?}: the order of pairs {} and {i} does not show", i - 1);
+        }
+        let unbroken = outputs(&|i, j, len| {
+            let line = |factor: &[Vec<u16>; 3], side: usize, from: usize| -> Vec<u16> {
+                order.iter().flat_map(|pair| factor[pair[side]][from..][..len].iter().copied()).collect()
+            };
+            mma::dot_bf16(model, &line(a, 0, i), &line(b, 1, j), 0.0)
+        });
+        assert!(unbroken != want, "{format:?}: where a pair begins does not show");
+    }
+}
+
+/// Infinity, NaN, what rounds to infinity, what underflows: in one row of either factor, in every block of the chain.
+#[test]
+fn edges_of_split_factors_follow_the_model() {
+    for (kind, format) in
+        KINDS.into_iter().flat_map(|kind| [Format::Split, Format::SplitLeft, Format::SplitRight].map(|f| (kind, f)))
+    {
+        let mut problem = Problem::new(kind, format, &[131, 0, 20], 140, 150, 21);
+        for data in &mut problem.data {
+            let Data::F32(values) = data else { continue };
+            // A prime distance: every edge comes to rows and columns of its own, most of which have one edge only.
+            let places = (0..values.len()).step_by(1543);
+            places.zip(SPLIT_EDGES.into_iter().cycle()).for_each(|(at, edge)| values[at] = edge);
+        }
+        problem.check();
+        let results = problem.expected(NumericModel::Hopper, GUARD);
+        let of = |kind: fn(f32) -> bool| results.iter().filter(|&&x| kind(x)).count();
+        let counts = [of(f32::is_finite), of(f32::is_infinite), of(f32::is_nan)];
+        assert!(counts.iter().all(|&count| count > 0), "{problem}: finite, infinite, NaN: {counts:?}");
+    }
+}
+
+#[test]
+fn f32_beside_a_split_factor_is_refused() {
+    let host = host(NumericModel::Hopper, levels().last().unwrap());
+    let backend: &dyn Backend = &host;
+    let w = backend.upload(DType::F32, &[1, 4, 8], &[1.0f32; 32]).unwrap();
+    let offsets = backend.upload(DType::U32, &[2], &[0u32, 2]).unwrap();
+    let out = backend.upload(DType::F32, &[2, 4], &[0.0f32; 8]).unwrap();
+    let run = |dtype: DType, bytes: &[u8]| {
+        let x = backend.upload(dtype, &[2, 8], bytes).unwrap();
+        let (kind, a, b) = (GemmKind::Forward, Operand::plain(&x), Operand::Split { values: &w });
+        GroupedGemm { kind, a, b, offsets: &offsets, out: &out, accumulate: false }.run(backend)
+    };
+    let error = run(DType::F32, &[0; 64]).unwrap_err().to_string();
+    assert!(error.contains("bf16 beside a split operand"), "{error}");
+    run(DType::Bf16, &[0; 32]).unwrap();
 }
 
 fn fixed(cases: u32) -> Config {

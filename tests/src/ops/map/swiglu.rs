@@ -5,7 +5,11 @@ use dropless_core::ops::{Swiglu, SwigluGrad};
 
 use crate::differential::{Maker, Problem};
 
-pub(super) const PROBLEMS: &[Problem] = &[Problem::new("swiglu", swiglu), Problem::new("swiglu_grad", swiglu_grad)];
+pub(super) const PROBLEMS: &[Problem] = &[
+    Problem::new("swiglu", swiglu),
+    Problem::new("swiglu_grad", swiglu_grad),
+    Problem { varied: false, ..Problem::new("swiglu_grad_widths", widths_around_blocks) },
+];
 
 fn swiglu(m: &mut Maker<'_>) {
     let (rows, width, dtype) = (m.extent(30), m.extent(300), m.float());
@@ -20,13 +24,27 @@ fn swiglu(m: &mut Maker<'_>) {
 
 fn swiglu_grad(m: &mut Maker<'_>) {
     let (rows, width, dtype) = (m.extent(20), m.extent(300), m.float());
+    let weighted = m.flag();
+    swiglu_grad_of(m, rows, width, dtype, weighted);
+}
+
+/// Around the blocks of the quad sum that is the weight's gradient, and around eight of them, which is what the cuda kernel
+/// adds at a time.
+fn widths_around_blocks(m: &mut Maker<'_>) {
+    for width in [255, 256, 257, 511, 520, 2047, 2048, 2049, 4352, 4609] {
+        for dtype in [DType::F32, DType::Bf16] {
+            swiglu_grad_of(m, 5, width, dtype, true);
+        }
+    }
+}
+
+fn swiglu_grad_of(m: &mut Maker<'_>, rows: usize, width: usize, dtype: DType, weighted: bool) {
     let (gate_up, d_gate_up) = (m.tensor(dtype, &[rows, 2 * width]), m.output("d_gate_up", dtype, &[rows, 2 * width]));
     let (d_out, weight, d_weight) =
         (m.tensor(dtype, &[rows, width]), m.tensor(DType::F32, &[rows]), m.output("d_weight", DType::F32, &[rows]));
     let mut count = [m.below(rows + 1) as u32];
     m.stray(&mut count, rows + 1);
     let limit = m.integers(&[1], &count);
-    let weighted = m.flag();
     let limit = m.flag().then_some(&limit);
     m.run(
         SwigluGrad {
