@@ -125,7 +125,8 @@ __device__ __forceinline__ void simt_grouped_gemm(const Given& given) {
     const Scalars& p = given.scalars;
     const u32 row = threadIdx.x / (TILE / SIMT_EACH) * SIMT_EACH;
     const u32 column = threadIdx.x % (TILE / SIMT_EACH) * SIMT_EACH;
-    Tiles<TILE, TILE> tiles(given);
+    Walk walk;
+    Tiles<TILE, TILE> tiles(given, walk);
     Tile tile;
     for (u64 index = blockIdx.x; tiles.find(index, tile); index += gridDim.x) {
         if (ACCUMULATE && tile.terms == 0) continue;

@@ -100,7 +100,8 @@ struct Consumer {
 };
 
 __device__ __forceinline__ void consume(const Given& given, Ring& ring, u32 tiles_at) {
-    OutTiles tiles(given);
+    Walk walk;
+    OutTiles tiles(given, walk);
     Consumer consumer{given, ring, tiles_at, first_row(), Outlet(given, tiles_at), Place()};
     Tile tile, next;
     u64 index = blockIdx.x;

@@ -21,12 +21,8 @@ constexpr u32 PART = BLOCK, PARTS = TILE_COLUMNS / PART;
 // The scales of a thread's two rows for four blocks, a block in each of the four lanes that have these rows.
 class RowScales {
    public:
-    __device__ __forceinline__ RowScales(const Given& given, const Tile& tile, u32 first) : given(given), tile(tile) {
-#pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-            const u32 row = first + row_in_warp(half);
-            source[half] = row < tile.rows ? scaled_row(given, tile.row + row) : NONE;
-        }
+    __device__ __forceinline__ RowScales(const Given& given, const Tile& tile, u32 first)
+        : given(given), tile(tile), first(first) {
         fetch(0);
     }
 
@@ -51,14 +47,16 @@ class RowScales {
         const u32 mine = done + lane_id() % HELD * BLOCK;
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            const u64 place = row_scale_place(given.scalars, source[half], tile.first + mine);
-            next[half] = source[half] != NONE && mine < tile.terms ? given.a_scale[place] : 0.0f;
+            const u32 row = first + row_in_warp(half);
+            const u32 source = row < tile.rows && mine < tile.terms ? scaled_row(given, tile.row + row) : NONE;
+            const u64 place = row_scale_place(given.scalars, source, tile.first + mine);
+            next[half] = source != NONE ? given.a_scale[place] : 0.0f;
         }
     }
 
     const Given& given;
     const Tile& tile;
-    u32 source[2];
+    const u32 first;
     float held[2];
     float next[2];
 };
@@ -185,10 +183,13 @@ struct Consumer {
 
 template <u32 WARPGROUP_NUMBER>
 __device__ __forceinline__ void consume(const Given& given, Ring& ring, u32 tiles_at) {
-    OutTiles tiles(given);
+    // Its results leave a warp no registers for what it knows.
+    Present& present = present_of(ring);
+    OutTiles tiles(given, present.walk);
     Consumer<WARPGROUP_NUMBER> consumer{given, ring, tiles_at, Outlet(given, tiles_at), Place()};
-    Tile tile;
-    for (u64 index = blockIdx.x; tiles.find(index, tile); index += gridDim.x) {
+    const Tile& tile = present.tile;
+    present.index = blockIdx.x;
+    while (tiles.find(present.index, present.tile)) {
         const bool kept = ACCUMULATE && tile.terms == 0;
         if (kept || consumer.FIRST >= tile.rows) {
             consumer.skip(tile);
@@ -197,6 +198,7 @@ __device__ __forceinline__ void consume(const Given& given, Ring& ring, u32 tile
         } else {
             consumer.template make<PARTS>(tile);
         }
+        present.advance();
     }
     consumer.outlet.close();
 }

@@ -48,11 +48,26 @@ constexpr u32 COPIERS_MEET = 1;
 // Whether the scales of columns come with every piece of the chain: those of FP8 blocks, where the groups divide the chain.
 constexpr bool SCALED = ELEMENT_BYTES == 1 && RAGGED_CHAIN;
 
+// What a warp knows of its tiles, in shared memory: results and the addresses of copies leave it no registers for that.
+struct Present {
+    Walk walk;
+    Tile tile;
+    u64 index;
+
+    __device__ __forceinline__ void advance() {
+        const u64 next = index + gridDim.x;
+        __syncwarp();
+        index = next;
+        __syncwarp();
+    }
+};
+
 // The stages' barriers: filled by the producers, and left by the consumers' warps.
 struct Ring {
     u64 full[STAGES];
     u64 empty[STAGES];
-    alignas(16) float column_scales[SCALED ? STAGES : 1][TILE_COLUMNS];
+    alignas(16) float column_scales[SCALED ? STAGES : 1][SCALED ? TILE_COLUMNS : 1];
+    Present of_warps[THREADS / LANES];
 
     // `arrivals` fill a stage.
     __device__ void init(u32 arrivals) {
@@ -88,6 +103,8 @@ __device__ __forceinline__ u32 first_row() {
     return __shfl_sync(ALL_LANES, threadIdx.x / WARPGROUP - 1, 0) * WARPGROUP_ROWS;
 }
 
+__device__ __forceinline__ Present& present_of(Ring& ring) { return ring.of_warps[threadIdx.x / LANES]; }
+
 // The first tile of the ring. The slots of results follow the last.
 __device__ __forceinline__ u32 ring_base() {
     extern __shared__ u8 dynamic_shared[];
@@ -114,7 +131,7 @@ constexpr bool STREAMED = Load{A_LOAD} != Load::BOXES || Load{B_LOAD} != Load::B
 constexpr u32 LEADERS = STREAMED ? 0 : LANES;
 constexpr u32 COPIERS = STREAMED ? WARPGROUP : RAGGED_CHAIN ? 2 * LANES : 0;
 // 64512 registers in all. Beside a result's 128 registers, FP8 blocks need those of a part.
-constexpr u32 PRODUCER_REGISTERS = ELEMENT_BYTES == 2 ? 72 : STREAMED ? 56 : 40;
+constexpr u32 PRODUCER_REGISTERS = ELEMENT_BYTES == 2 ? 72 : 40;
 constexpr u32 CONSUMER_REGISTERS = (504 - PRODUCER_REGISTERS) / CONSUMERS;
 
 // Brings in tiles of EXTENT rows of a factor. TMA brings PART rows at a time; copies take all copiers.
@@ -125,10 +142,10 @@ class Loader {
     static constexpr bool CUT = LOAD == Load::BOXES && RAGGED_CHAIN;
     static constexpr bool COPIES = LOAD != Load::BOXES || CUT;
     static constexpr u32 TURNS = COPIES ? EXTENT / ROWS_AT_ONCE : 1;
-    // Gathered rows are looked up once for each tile.
-    static constexpr bool KNOWN = GATHER && MAJOR == Major::CHAIN && LOAD == Load::PIECES;
+    // Gathered rows are looked up once for each tile, where a producer has the registers to remember them.
+    static constexpr bool KNOWN = GATHER && MAJOR == Major::CHAIN && LOAD == Load::PIECES && ELEMENT_BYTES == 2;
     // What is not the usual way keeps no addresses in the few registers of a producer.
-    static constexpr u32 UNROLL = LOAD == Load::PIECES ? TURNS : 1;
+    static constexpr u32 UNROLL = LOAD != Load::PIECES ? 1 : ELEMENT_BYTES == 2 ? TURNS : TURNS / 2;
 
    public:
     static constexpr bool STORES = LOAD == Load::ELEMENTS;
@@ -340,10 +357,11 @@ __device__ __forceinline__ void produce(const Given& given, Ring& ring, u32 tile
     LoaderB b({reinterpret_cast<const u8*>(given.b), given.b_gather, &given.maps[1], p.columns, p.chain, p.b_sources,
                RAGGED_CHAIN ? 0 : p.groups});
     const ColumnScales scales(given);
-    OutTiles tiles(given);
+    Present& present = present_of(ring);
+    OutTiles tiles(given, present.walk);
     Place place;
-    Tile tile;
-    for (u64 index = blockIdx.x; tiles.find(index, tile); index += gridDim.x) {
+    const Tile& tile = present.tile;
+    for (present.index = blockIdx.x; tiles.find(present.index, present.tile); present.advance()) {
         a.begin(tile.group, tile.row, tile.rows, false);
         b.begin(tile.group, tile.column, min(p.columns - tile.column, TILE_COLUMNS), tile.shares);
         for (Chain<TILE_CHAIN> chain(tile.terms); chain.more(); chain.next()) {

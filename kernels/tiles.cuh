@@ -29,11 +29,19 @@ __device__ __forceinline__ u32 ceil_div(u32 n, u32 by) { return n / by + (n % by
 // At most so many rows of tiles are a band: with 132 blocks of 128 x 256 outputs, about as tall as it is wide.
 constexpr u32 BAND = 16;
 
+// How far a warp has come: the first group of the 32 looked at, where it begins, and the tiles of the groups before it. Its
+// lanes may have one together, in shared memory: they write the same, after all of them have read.
+struct Walk {
+    u32 window;
+    u32 start;
+    u64 before;
+};
+
 template <u32 ROWS, u32 COLUMNS, bool PAIRS = false>
 class Tiles {
    public:
-    __device__ explicit Tiles(const Given& given)
-        : offsets(given.offsets), p(given.scalars) {}
+    // Begins a walk.
+    __device__ Tiles(const Given& given, Walk& walk) : offsets(given.offsets), p(given.scalars), walk(walk) { walk = {}; }
 
     // Tile number `index`, for a whole warp. The numbers ascend from call to call. False: there are no more tiles.
     __device__ bool find(u64 index, Tile& tile) {
@@ -48,18 +56,18 @@ class Tiles {
         if (number >= p.groups) return false;
         const u32 group = u32(number);
         u32 end = ends(p.chain);
-        for (; group - window >= LANES; end = ends(p.chain)) next_window(end);
+        for (; group - walk.window >= LANES; end = ends(p.chain)) next_window(end);
         tile.group = group;
-        tile.first = __shfl_sync(ALL_LANES, group_begin(end, start), group - window);
-        tile.terms = __shfl_sync(ALL_LANES, end, group - window) - tile.first;
+        tile.first = __shfl_sync(ALL_LANES, group_begin(end, walk.start), group - walk.window);
+        tile.terms = __shfl_sync(ALL_LANES, end, group - walk.window) - tile.first;
         place(u32(index - number * each), 0, p.rows, tile);
         return true;
     }
 
     // A lane looks at a group, 32 of them at a time.
     __device__ bool in_groups(u64 index, Tile& tile) {
-        while (window < p.groups) {
-            const u32 end = ends(p.rows), begin = group_begin(end, start);
+        while (walk.window < p.groups) {
+            const u32 end = ends(p.rows), begin = group_begin(end, walk.start);
             const u32 count = tiles_of(end - begin);
             u32 through = count;
 #pragma unroll
@@ -67,30 +75,33 @@ class Tiles {
                 const u32 left = __shfl_up_sync(ALL_LANES, through, by);
                 if (lane_id() >= by) through += left;
             }
-            const u32 owners = __ballot_sync(ALL_LANES, index < before + through);
+            const u32 owners = __ballot_sync(ALL_LANES, index < walk.before + through);
             if (owners != 0) {
                 const u32 owner = __ffs(owners) - 1;
                 const auto owned = [&](u32 value) { return __shfl_sync(ALL_LANES, value, owner); };
-                tile.group = window + owner;
+                tile.group = walk.window + owner;
                 tile.first = 0;
                 tile.terms = p.chain;
-                place(u32(index - before) - owned(through - count), owned(begin), owned(end), tile);
+                place(u32(index - walk.before) - owned(through - count), owned(begin), owned(end), tile);
                 return true;
             }
-            before += __shfl_sync(ALL_LANES, through, LANES - 1);
+            const u64 beyond = walk.before + __shfl_sync(ALL_LANES, through, LANES - 1);
             next_window(end);
+            walk.before = beyond;
         }
         return false;
     }
 
     // Where the window's groups end, `rows` at the most.
     __device__ u32 ends(u32 rows) const {
-        return group_end(offsets, p.groups, rows, p.offsets_block, window, start);
+        return group_end(offsets, p.groups, rows, p.offsets_block, walk.window, walk.start);
     }
 
     __device__ void next_window(u32 end) {
-        window += LANES;
-        start = __shfl_sync(ALL_LANES, end, LANES - 1);
+        const u32 next = walk.window + LANES, begin = __shfl_sync(ALL_LANES, end, LANES - 1);
+        __syncwarp();
+        walk.window = next;
+        walk.start = begin;
     }
 
     // Tiles beside each other.
@@ -117,8 +128,5 @@ class Tiles {
 
     const u32* offsets;
     const Scalars& p;
-    // The first group of the 32 looked at, where it begins, and the tiles of the groups before it.
-    u32 window = 0;
-    u32 start = 0;
-    u64 before = 0;
+    Walk& walk;
 };
