@@ -119,11 +119,7 @@ struct Consumer {
             }
         }
 #pragma unroll
-        for (u32 n = 0; n < COUNT; n++) {
-            Tile part_of = tile;
-            part_of.column += n * PART;
-            outlet.put(part_of, FIRST + warp_row(), d[n]);
-        }
+        for (u32 n = 0; n < COUNT; n++) outlet.put(tile, FIRST + warp_row(), d[n], n * PART);
     }
 
     // A tile of which there is nothing to make here.

@@ -55,7 +55,10 @@ struct Present {
     u64 index;
 
     __device__ __forceinline__ void advance() {
-        const u64 next = index + gridDim.x;
+        // Read anew, lest it be kept in a register.
+        u32 blocks;
+        asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
+        const u64 next = index + blocks;
         __syncwarp();
         index = next;
         __syncwarp();

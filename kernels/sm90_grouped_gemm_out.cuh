@@ -52,10 +52,7 @@ class Outlet {
     static constexpr u32 TURNS = OUT_ROWS * PIECES_OF_ROW / LANES;
 
    public:
-    __device__ explicit Outlet(const Given& given, u32 tiles_at) : given(given) {
-        const u32 warp = threadIdx.x / LANES - WARPGROUP / LANES;
-        slots = tiles_at + STAGES * STAGE_BYTES + warp * OUT_SLOTS * OUT_SLOT_BYTES;
-    }
+    __device__ explicit Outlet(const Given& given, u32 tiles_at) : given(given), tiles_at(tiles_at) {}
 
     // Long before `put`: what results are added to is brought to the L2 cache.
     __device__ __forceinline__ void expect(const Tile& tile, u32 first) const {
@@ -71,10 +68,11 @@ class Outlet {
         }
     }
 
-    // The warp's rows, from `first` of the tile on, for the first 2 COUNT columns.
+    // The warp's rows, from `first` of the tile on, for 2 COUNT of its columns, from the one after `left` others on.
     template <u32 COUNT>
-    __device__ __forceinline__ void put(const Tile& tile, u32 first, const float (&d)[COUNT]) {
+    __device__ __forceinline__ void put(const Tile& tile, u32 first, const float (&d)[COUNT], u32 left = 0) {
         if (first >= tile.rows) return;
+        tile_column = tile.column + left;
         if constexpr (OUT_STORE == Load::ELEMENTS) {
             put_elements(tile, first, d);
         } else {
@@ -86,6 +84,12 @@ class Outlet {
     __device__ __forceinline__ void close() const { stores_wait<0>(); }
 
    private:
+    // The warp's own.
+    __device__ __forceinline__ u32 slots() const {
+        const u32 warp = threadIdx.x / LANES - WARPGROUP / LANES;
+        return tiles_at + STAGES * STAGE_BYTES + warp * OUT_SLOTS * OUT_SLOT_BYTES;
+    }
+
     template <u32 COUNT>
     __device__ __forceinline__ void put_slots(const Tile& tile, u32 first, const float (&d)[COUNT]) {
         constexpr u32 SLOTS = 2 * COUNT / OUT_COLUMNS;
@@ -96,11 +100,11 @@ class Outlet {
         if constexpr (ACCUMULATE) fetch(tile, first, 0, before[0]);
 #pragma unroll
         for (u32 i = 0; i < SLOTS; i++) {
-            if (tile.column + i * OUT_COLUMNS >= given.scalars.columns) break;
+            if (tile_column + i * OUT_COLUMNS >= given.scalars.columns) break;
             if constexpr (ACCUMULATE) {
                 if (i + 1 < SLOTS) fetch(tile, first, i + 1, before[(i + 1) % 2]);
             }
-            const u32 slot = slots + turn * OUT_SLOT_BYTES;
+            const u32 slot = slots() + turn * OUT_SLOT_BYTES;
             turn = (turn + 1) % OUT_SLOTS;
             stores_wait<OUT_SLOTS - 1>();
             __syncwarp();
@@ -109,7 +113,7 @@ class Outlet {
                 fence_async();
                 __syncwarp();
                 if (lane_id() == 0) {
-                    store_box(given.maps[2], slot, tile.column + i * OUT_COLUMNS, tile.row + first,
+                    store_box(given.maps[2], slot, tile_column + i * OUT_COLUMNS, tile.row + first,
                               RAGGED_CHAIN ? tile.group : 0);
                 }
             } else {
@@ -173,7 +177,7 @@ class Outlet {
         const u32 piece = j * LANES + lane_id();
         const u32 row = first + piece / PIECES_OF_ROW;
         const u32 column =
-            tile.column + i * OUT_COLUMNS + piece % PIECES_OF_ROW * (PIECE_BYTES / OUT_ELEMENT_BYTES);
+            tile_column + i * OUT_COLUMNS + piece % PIECES_OF_ROW * (PIECE_BYTES / OUT_ELEMENT_BYTES);
         if (row >= tile.rows || column >= p.columns) return nullptr;
         return reinterpret_cast<float4*>(given.out + out_place(p, tile.group, tile.row + row, column));
     }
@@ -188,7 +192,7 @@ class Outlet {
             const u64 row = out_place(p, tile.group, tile.row + r, 0);
 #pragma unroll
             for (u32 i = 0; i < COUNT / 4; i++) {
-                const u32 c = tile.column + column_of(i);
+                const u32 c = tile_column + column_of(i);
                 if (c < p.columns) ::put(given.out, row + c, d[4 * i + 2 * half]);
                 if (c + 1 < p.columns) ::put(given.out, row + c + 1, d[4 * i + 2 * half + 1]);
             }
@@ -196,6 +200,8 @@ class Outlet {
     }
 
     const Given& given;
-    u32 slots;
+    const u32 tiles_at;
+    // The first column of what goes out.
+    u32 tile_column;
     u32 turn = 0;
 };
