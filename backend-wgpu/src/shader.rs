@@ -59,6 +59,11 @@ pub(crate) fn source(variant: &Variant) -> String {
     expand(&text(variant), &variant.constants().collect::<Vec<_>>())
 }
 
+/// The same text for a device without immediate data: the parameters are a uniform buffer.
+pub(crate) fn source_with_uniform(variant: &Variant) -> String {
+    source(variant).replacen("var<immediate> given", "@group(1) @binding(0) var<uniform> given", 1)
+}
+
 /// The WGSL text with every loop and branch of its files.
 pub(crate) fn text(variant: &Variant) -> String {
     let fields: String = variant.program.scalars.iter().map(|field| format!("    {field}: u32,\n")).collect();
