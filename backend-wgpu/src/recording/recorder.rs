@@ -15,7 +15,7 @@ use super::format::{
 use super::hash::{self, Hasher, Sums};
 use crate::BACKEND;
 use crate::buffer::{self, Buffer};
-use crate::shader::source_with_uniform;
+use crate::shader::recorded_source;
 
 /// Writes down what one [`Wgpu`](crate::Wgpu) does: buffers, pipelines, dispatches and copies, and a hash of what each
 /// wrote. It is given to the backend with its options.
@@ -251,7 +251,7 @@ impl State {
         if let Some(known) = self.pipelines.get(variant) {
             return *known;
         }
-        let text = source_with_uniform(variant);
+        let text = recorded_source(variant);
         let shader = *self.shaders.entry(text.clone()).or_insert(self.program.shaders.len());
         if shader == self.program.shaders.len() {
             self.program.shaders.push(text);
