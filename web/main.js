@@ -61,7 +61,7 @@ async function run(get) {
         });
         const seconds = ((performance.now() - began) / 1000).toFixed(1);
         if (header.steps.length > 0) {
-            showLoss(element("loss"), header, words);
+            showLoss(element("loss"), header, words, sections.first === undefined);
             showLoad(element("load"), header, words);
             element("trained").hidden = false;
         }

@@ -87,8 +87,8 @@ function entry(list, term, text) {
     list.append(dt, dd);
 }
 
-/// The loss of each step as computed here, and what it was.
-export function showLoss(list, header, read) {
+/// The loss of each step as computed here; and the digest of what was trained, where every op was `right`.
+export function showLoss(list, header, read, right) {
     list.replaceChildren();
     header.steps.forEach(({ loss }, step) => {
         const sums = [...read.get(loss.read).subarray(0, loss.shards)].map(float);
@@ -96,7 +96,7 @@ export function showLoss(list, header, read) {
         const same = value === float(loss.value) ? "as recorded" : `recorded ${float(loss.value).toFixed(4)}`;
         entry(list, `Loss in step ${step + 1}`, `${value.toFixed(4)} nats per token, ${same}`);
     });
-    if (header.state) {
+    if (header.state && right) {
         entry(list, "Digest of weights and optimizer state, as the program prints it", header.state);
     }
 }

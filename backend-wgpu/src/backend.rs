@@ -79,10 +79,7 @@ impl Wgpu {
     /// # Errors
     /// As [`new`](Wgpu::new); [`Error::Argument`] when the ranks that share experts do not divide all ranks.
     pub fn ranks(ranks: usize, options: &WgpuOptions) -> Result<Vec<Wgpu>> {
-        if options.numerics == NumericModel::Blackwell {
-            let why = "the Blackwell model is not among its shaders; use the host".into();
-            return Err(Error::Unavailable { backend: BACKEND, why });
-        }
+        supports(options.numerics)?;
         if options.recorder.is_some() && ranks != 1 {
             let why = format!("one rank can be recorded, not {ranks}");
             return Err(Error::Unavailable { backend: BACKEND, why });
@@ -107,6 +104,17 @@ impl Wgpu {
         let exchanges = Exchange::ranks(&caps, options.timeout);
         let rank = |(caps, exchange)| Wgpu { caps, stream: Stream::new(gpu.clone()), exchange };
         Ok(caps.into_iter().zip(exchanges).map(rank).collect())
+    }
+
+    /// One rank on the same device, with another arithmetic of the matrix products.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] for one that is not among its shaders.
+    pub fn with_numerics(&self, numerics: NumericModel) -> Result<Wgpu> {
+        supports(numerics)?;
+        let caps = Caps { numerics, rank: 0, ranks: 1, expert_ranks: 1, ..self.caps.clone() };
+        let exchange = Exchange::ranks(std::slice::from_ref(&caps), Duration::from_secs(60)).swap_remove(0);
+        Ok(Wgpu { caps, stream: Stream::new(self.stream.gpu.clone()), exchange })
     }
 
     /// The rank's commands.
@@ -166,6 +174,15 @@ impl Wgpu {
         self.upload(op, &aligned, bytes)?;
         copy::run(&self.stream, op, &aligned, 0..bytes.len(), dst, 0)
     }
+}
+
+/// Refuses a model that no shader follows.
+fn supports(numerics: NumericModel) -> Result<()> {
+    if numerics == NumericModel::Blackwell {
+        let why = "the Blackwell model is not among its shaders; use the host".into();
+        return Err(Error::Unavailable { backend: BACKEND, why });
+    }
+    Ok(())
 }
 
 /// The bytes of a view within its host memory.

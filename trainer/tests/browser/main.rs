@@ -1,0 +1,133 @@
+//! The page of recordings in Chromium, whose WebGPU runs on the CPU here (SwiftShader): it shows the digest of what was
+//! recorded, names the first op that differs, and says in a line what it cannot run.
+#![cfg(feature = "wgpu")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod chromium;
+mod serve;
+
+use std::fs;
+use std::path::Path;
+
+use dropless::Config;
+use dropless::options::{BackendKind, TrainOptions};
+use dropless_tests::conformance;
+use dropless_tests::require::Need;
+use dropless_wgpu::recording::{Op, Recording};
+
+use chromium::Chromium;
+
+/// Every kind of layer, in the recipe with most kinds of shaders.
+const TINY: [&str; 11] = [
+    "model.hidden_size=32",
+    "model.intermediate_size=32",
+    "model.moe_intermediate_size=32",
+    "model.num_hidden_layers=2",
+    "model.num_attention_heads=1",
+    "model.n_routed_experts=4",
+    "model.n_group=2",
+    "train.recipe=\"fp8-block\"",
+    "train.sequence_length=16",
+    "train.batch_size=4",
+    "train.micro_batch_size=4",
+];
+
+/// The page, and a folder of recordings beside it.
+fn page(dir: &Path) {
+    let web = Path::new(env!("CARGO_MANIFEST_DIR")).join("../web");
+    for file in fs::read_dir(web).unwrap().map(Result::unwrap).filter(|file| file.path().is_file()) {
+        fs::copy(file.path(), dir.join(file.file_name())).unwrap();
+    }
+}
+
+/// The files of a recording with another header.
+fn with_header(recordings: &Path, of: &str, name: &str, change: impl Fn(&str) -> String) {
+    fs::create_dir(recordings.join(name)).unwrap();
+    for file in fs::read_dir(recordings.join(of)).unwrap().map(Result::unwrap) {
+        let to = recordings.join(name).join(file.file_name());
+        fs::copy(file.path(), &to).unwrap();
+        if file.file_name() == "recording.json" {
+            let text = fs::read_to_string(&to).unwrap();
+            let changed = change(&text);
+            assert_ne!(text, changed, "{name}");
+            fs::write(to, changed).unwrap();
+        }
+    }
+}
+
+/// The last op of its kind that takes words from the host.
+fn last_write(recording: &Recording) -> (usize, usize) {
+    let writes = recording.program.ops.iter().enumerate().filter_map(|(at, op)| match op {
+        Op::Write { contents, .. } => Some((at, usize::try_from(*contents).unwrap())),
+        _ => None,
+    });
+    writes.last().unwrap()
+}
+
+#[test]
+fn chromium_computes_the_recorded_bits_and_names_the_op_that_differs() {
+    let wgpu = dropless_wgpu::Wgpu::new(&dropless_wgpu::WgpuOptions::default());
+    let Some(_) = Need::Wgpu.or_skip(wgpu) else { return };
+    let Some(program) = Need::Chromium.or_skip(chromium::find()) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    page(dir.path());
+    let recordings = dir.path().join("recordings");
+    let options = TrainOptions { backend: BackendKind::Wgpu, ..TrainOptions::default() };
+    let config = Config::load(None, &TINY.map(str::to_owned)).unwrap();
+    let (step, _) = dropless::train::record(&config, &options, 1, &recordings.join("step")).unwrap();
+    let conformance = conformance::record(1).unwrap();
+    conformance.write(&recordings.join("conformance")).unwrap();
+
+    // One word that the host brought is another one.
+    let mut altered = step.clone();
+    let (at, word) = last_write(&altered);
+    altered.contents[word] ^= 1;
+    altered.write(&recordings.join("altered")).unwrap();
+    // One text has another constant, where the results were kept.
+    let mut wrong = conformance.clone();
+    let text = wrong.program.shaders.iter_mut().find(|text| text.contains("a + 0x7FFFu")).unwrap();
+    *text = text.replace("a + 0x7FFFu", "a + 0x3FFFu");
+    wrong.write(&recordings.join("wrong")).unwrap();
+    with_header(&recordings, "step", "version", |text| text.replace("\"version\": 1", "\"version\": 2"));
+    let digest = step.header.digest.clone();
+    with_header(&recordings, "step", "damaged", |text| text.replace(&digest, "0123456789abcdef"));
+    let binding = format!("\"binding\": {}", step.header.needs.binding);
+    with_header(&recordings, "step", "large", |text| text.replace(&binding, "\"binding\": 1000000000000"));
+
+    let served = serve::folder(dir.path());
+    let mut browser = Chromium::start(&program);
+    for (name, recording) in [("step", &step), ("conformance", &conformance)] {
+        let shown = browser.replay(&served, name);
+        assert_eq!(
+            (shown.state.as_str(), shown.digest.as_str()),
+            ("right", recording.header.digest.as_str()),
+            "{shown:?}"
+        );
+    }
+    let shown = browser.replay(&served, "step");
+    let loss = format!("{:.4} nats per token, as recorded", f32::from_bits(step.header.steps[0].loss.value));
+    assert!(shown.page.contains(&loss), "{shown:?}");
+
+    let shown = browser.replay(&served, "altered");
+    assert_eq!(shown.state, "wrong", "{shown:?}");
+    let ops = altered.header.ops;
+    assert!(
+        shown.verdict.contains(&format!("operation {at} of {ops}, write (in: initial state), wrote other bits")),
+        "{shown:?}"
+    );
+    let shown = browser.replay(&served, "wrong");
+    assert_eq!(shown.state, "wrong", "{shown:?}");
+    assert!(shown.report.contains("first difference: op") && shown.report.contains(", not "), "{shown:?}");
+
+    for (name, line) in [
+        ("version", "The recording is of version 2, and this page reads version 1."),
+        ("damaged", "The recording is damaged: its digest is 0123456789abcdef"),
+        ("large", "The recording is too large: it needs maxStorageBufferBindingSize of 1000000.0 MB"),
+        ("absent", "There is no recordings/absent/recording.json (404"),
+    ] {
+        let shown = browser.replay(&served, name);
+        assert_eq!(shown.state, "failed", "{shown:?}");
+        assert!(shown.status.starts_with(line) && !shown.status.contains('\n'), "{shown:?}");
+    }
+    assert_eq!(browser.complaints(), [""; 0]);
+}
