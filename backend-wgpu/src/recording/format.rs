@@ -9,6 +9,9 @@ pub(super) const FORMAT: &str = "dropless recording";
 /// The version of the format that is written, and the only one that is read.
 pub(super) const VERSION: u32 = 1;
 
+/// The most bytes of a buffer: more than any device has.
+const MOST_BYTES: u64 = 1 << 40;
+
 /// `recording.json`: what there is to know before anything is run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -339,6 +342,12 @@ impl Recording {
         {
             return Some(flaw);
         }
+        if program.hash != hash::SHADER {
+            return Some("its hash is another one".into());
+        }
+        if program.buffers.iter().any(|&bytes| bytes > MOST_BYTES) {
+            return Some(format!("a buffer has more than {MOST_BYTES} bytes"));
+        }
         for (at, pipeline) in program.pipelines.iter().enumerate() {
             if pipeline.shader >= program.shaders.len() || pipeline.bindings.len() > 8 || pipeline.given == 0 {
                 return Some(format!("pipeline {at} is not one"));
@@ -353,6 +362,9 @@ impl Recording {
         }
         if let Some(flaw) = counted("sums", parts, sums.len() as u64) {
             return Some(flaw);
+        }
+        if Recording::needs(program) != header.needs {
+            return Some("the header says that it needs something else".into());
         }
         let reads = header.steps.iter().flat_map(|step| {
             let load = step.load.iter().map(|load| (load.read, load.experts));
@@ -399,6 +411,7 @@ impl Recording {
                     && bind.len() == pipeline.bindings.len()
                     && bind.iter().flatten().all(bound)
                     && given.len() == pipeline.given
+                    && writes.len() <= bind.len()
                     && writes
                         .iter()
                         .all(|w| span(&w.span) && pipeline.bindings.get(w.binding).is_some_and(|b| b.writes))

@@ -6,7 +6,7 @@
 use super::format::{Op, Program};
 
 /// The shader, which is also part of every recording.
-pub(super) const SHADER: &str = include_str!("hash.wgsl");
+pub(crate) const SHADER: &str = include_str!("hash.wgsl");
 /// Parts into which what an op wrote is divided, at most, so that a difference has a place.
 pub(super) const PARTS: u64 = 16;
 /// The least words of a part.

@@ -11,6 +11,8 @@ pub use files::RecordingError;
 pub use format::{
     Bound, FileBytes, Header, Load, Loss, Needs, Op, Pipeline, Program, Recording, Section, Span, Step, Tensor, Written,
 };
+#[cfg(test)]
+pub(crate) use hash::SHADER as HASH;
 pub(crate) use recorder::Dispatched;
 pub use recorder::Recorder;
 pub use replay::{Difference, Element, Place, Replay};
