@@ -256,7 +256,7 @@ export class Player {
     /// The words of a part of what an op wrote that differ from those kept, or its first ones.
     place(op, where, found) {
         const { contents, program } = this.recording;
-        const kept = op.kind === "write" ? op.contents : (op.kept ?? undefined);
+        const kept = op.kept ?? undefined;
         const [start, end] = [where * part(op.words), Math.min((where + 1) * part(op.words), op.words)];
         let words = [];
         for (let word = start; word < end && words.length < SHOWN; word += 1) {

@@ -186,6 +186,13 @@ for (var i = 0u; i < STEP; i += 1u) {
     }
 
     #[test]
+    fn loops_with_loads_stay_loops_where_they_should() {
+        let text = "for (var i = 0u; i < N; i += 1u) { // unrolled loads\n    sum += x_at(i);\n}\n";
+        assert_eq!(expand(text, &[("N", 2)], true), "{\n    sum += x_at(0u);\n}\n{\n    sum += x_at(1u);\n}\n");
+        assert_eq!(expand(text, &[("N", 2)], false), text);
+    }
+
+    #[test]
     fn choices_are_decided() {
         let text = "\
 if A == 1u && B == 1u { // decided
@@ -211,6 +218,6 @@ after();
     #[test]
     #[should_panic(expected = "n decides, but is no constant")]
     fn what_decides_must_be_known() {
-        expand("for (var i = 0u; i < n; i += 1u) { // unrolled\n}\n", &[]);
+        expand("for (var i = 0u; i < n; i += 1u) { // unrolled\n}\n", &[], true);
     }
 }

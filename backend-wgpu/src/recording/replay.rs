@@ -315,7 +315,7 @@ fn place(recording: &Recording, op: usize, part: u64, found: &[u32]) -> Place {
     let words = own.words();
     let (start, end) = (part * hash::part(words), ((part + 1) * hash::part(words)).min(words));
     let kept = match own {
-        Op::Run { kept: Some(at), .. } | Op::Write { contents: at, .. } => Some(*at),
+        Op::Run { kept, .. } => *kept,
         _ => None,
     };
     let at = |i: u64| usize::try_from(i).expect("in memory");
