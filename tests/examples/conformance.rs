@@ -10,7 +10,7 @@ const EACH: usize = 4;
 
 fn main() {
     let dir = PathBuf::from(std::env::args_os().nth(1).expect("the directory of the recording"));
-    let recording = conformance::record(EACH).unwrap();
+    let recording = conformance::record(EACH, |_| true).unwrap();
     let bytes = recording.write(&dir).unwrap();
     let header = &recording.header;
     println!(

@@ -12,17 +12,18 @@ use crate::ops;
 /// Words of an op's results that are kept, so that a page can say what was expected.
 const KEPT: u64 = 1 << 12;
 
-/// Records `each` problems of every kind that one rank can work on (of attention one), whose results have the bits of the host.
+/// Records `each` problems (of attention one) of every kind that is wanted by its name and that one rank can work on, whose results have the bits of the host.
 ///
 /// # Errors
 /// When there is no adapter, or the device fails.
 ///
 /// # Panics
 /// When a result has other bits.
-pub fn record(each: usize) -> Result<Recording, RecordingError> {
+pub fn record(each: usize, wanted: impl Fn(&str) -> bool) -> Result<Recording, RecordingError> {
     let recorder = Recorder::keeping(KEPT);
     let first = Wgpu::new(&WgpuOptions { recorder: Some(recorder.clone()), ..WgpuOptions::default() })?;
-    let problems: Vec<Problem> = ops::problems().into_iter().filter(|problem| problem.ranks == 1).collect();
+    let problems: Vec<Problem> =
+        ops::problems().into_iter().filter(|problem| problem.ranks == 1 && wanted(problem.name)).collect();
     let on = |numerics| -> Result<Vec<Box<dyn Backend>>, Error> { Ok(vec![Box::new(first.with_numerics(numerics)?)]) };
     let backends = [NumericModel::Hopper, NumericModel::F32].map(|numerics| (numerics, on(numerics)));
     for (numerics, backend) in backends {
