@@ -58,7 +58,7 @@ fn a_step_is_recorded_and_replayed() {
 
     let path = dir.path().join("new/step");
     let mut recording = Recording::read(&path).unwrap();
-    recording.contents[5] ^= 1;
+    recording.contents[0] ^= 1;
     recording.write(&path).unwrap();
     let replayed = dropless(dir.path(), &["replay", "new/step"]);
     assert_eq!(replayed.status.code(), Some(1), "{replayed:?}");

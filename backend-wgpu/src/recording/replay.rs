@@ -87,6 +87,9 @@ impl fmt::Display for Difference {
     }
 }
 
+/// Takes the buffers that are left.
+type Look<'l> = &'l mut dyn FnMut(&[Option<wgpu::Buffer>]) -> Result<()>;
+
 /// A device with a recording's pipelines.
 struct Player<'a> {
     recording: &'a Recording,
@@ -170,11 +173,7 @@ impl<'a> Player<'a> {
     }
 
     /// Runs the first `ops`; returns the sums of what they wrote. `look` takes what is left after the last of them.
-    fn run(
-        &self,
-        ops: usize,
-        mut look: Option<&mut dyn FnMut(&[Option<wgpu::Buffer>]) -> Result<()>>,
-    ) -> Result<Vec<Sums>> {
+    fn run(&self, ops: usize, look: Option<Look<'_>>) -> Result<Vec<Sums>> {
         let program = &self.recording.program;
         let lifetimes = Recording::lifetimes(program);
         let scopes = [wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation]
@@ -214,7 +213,7 @@ impl<'a> Player<'a> {
         let [memory, valid] = scopes;
         refused(pollster::block_on(valid.pop()))?;
         refused(pollster::block_on(memory.pop()))?;
-        if let Some(look) = &mut look {
+        if let Some(look) = look {
             look(&buffers)?;
         }
         let words = download(&self.device, &self.queue, &sums, parts * 8)?;
