@@ -30,6 +30,7 @@ pub fn steps_in_memory(config: &Config, options: &TrainOptions, steps: u64) -> R
 }
 
 /// Where the steps of a rank are.
+#[cfg_attr(not(feature = "wgpu"), expect(dead_code, reason = "only recordings look"))]
 pub(super) enum At<'a> {
     /// A step begins.
     Step(u64),
