@@ -108,13 +108,13 @@ fn with_product(seen: Specials, x: Term, y: Term) -> Specials {
     let x_special = x.exponent == SPECIAL;
     let y_special = y.exponent == SPECIAL;
     // Infinity has a significand of exactly one.
-    let nan = x_special && abs(x.sig) != 0x80 || y_special && abs(y.sig) != 0x80;
+    let nan = (x_special && abs(x.sig) != 0x80) || (y_special && abs(y.sig) != 0x80);
     let infinite = x_special || y_special;
     let minus = (x.sig ^ y.sig) < 0;
     let times_zero = infinite && (x.sig == 0 || y.sig == 0);
     return Specials(
         seen.nan || nan || times_zero,
-        seen.positive || infinite && !minus,
-        seen.negative || infinite && minus,
+        seen.positive || (infinite && !minus),
+        seen.negative || (infinite && minus),
     );
 }

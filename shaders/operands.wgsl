@@ -74,7 +74,7 @@ fn set_right(c: u32, i: u32, value: u32, inside: bool) {
 
 // Terms t.. of all rows, where they lie side by side.
 fn fill_bundles(t: u32, end: u32) {
-    for (var i = 0u; i < STEP; i += 1u) { // unrolled
+    for (var i = 0u; i < STEP; i += 1u) { // unrolled loads
         let term = a_place(min(t + i, end - 1u));
         let place = place_in(rows[0], term);
         if TILE == 8u { // decided
@@ -93,12 +93,12 @@ fn fill_bundles(t: u32, end: u32) {
 // Terms t.. of the first row; past the chain's end they are zero.
 fn fill_left(t: u32, end: u32) {
     if A_UNITS == 0u { // decided
-        for (var i = 0u; i < STEP; i += 1u) { // unrolled
+        for (var i = 0u; i < STEP; i += 1u) { // unrolled loads
             let place = a_place(min(t + i, end - 1u));
             set_left(i, a_at(place_in(rows[0], place)), t + i < end && is_there(rows[0], place));
         }
     } else if A_CHAIN_LAST == 1u { // decided
-        for (var i = 0u; i < STEP; i += UNIT) { // unrolled
+        for (var i = 0u; i < STEP; i += UNIT) { // unrolled loads
             let unit = a_unit(place_in(rows[0], select(t, t + i, t + i < end)));
             for (var j = 0u; j < UNIT; j += 1u) { // unrolled
                 set_left(i + j, element(unit[j * 4u / UNIT], j), t + i + j < end && rows[0] != NOWHERE);
@@ -120,7 +120,7 @@ fn fill_left(t: u32, end: u32) {
 // Terms t.. of every column.
 fn fill_right(t: u32, end: u32) {
     if B_UNITS == 1u && B_CHAIN_LAST == 0u { // decided
-        for (var i = 0u; i < STEP; i += 1u) { // unrolled
+        for (var i = 0u; i < STEP; i += 1u) { // unrolled loads
             let term = b_place(min(t + i, end - 1u));
             let place = place_in(columns[0], term);
             var pairs: array<u32, PAIRS>;
@@ -141,14 +141,14 @@ fn fill_right(t: u32, end: u32) {
     } else {
         for (var c = 0u; c < TILE; c += 1u) { // unrolled
             if B_UNITS == 1u { // decided
-                for (var i = 0u; i < STEP; i += UNIT) { // unrolled
+                for (var i = 0u; i < STEP; i += UNIT) { // unrolled loads
                     let unit = b_unit(columns[c] + select(t, t + i, t + i < end));
                     for (var j = 0u; j < UNIT; j += 1u) { // unrolled
                         set_right(c, i + j, element(unit[j * 4u / UNIT], j), t + i + j < end);
                     }
                 }
             } else {
-                for (var i = 0u; i < STEP; i += 1u) { // unrolled
+                for (var i = 0u; i < STEP; i += 1u) { // unrolled loads
                     let place = b_place(min(t + i, end - 1u));
                     set_right(c, i, b_at(place_in(columns[c], place)), t + i < end && place != NOWHERE);
                 }
@@ -179,7 +179,7 @@ fn chain_is_nan(begin: u32, end: u32) -> bool {
             seen = with_product(seen, x, term_of(value));
         }
     }
-    return seen.nan || seen.positive && seen.negative;
+    return seen.nan || (seen.positive && seen.negative);
 }
 
 // Every chain goes on with its terms begin .. end; begin is where a step begins.

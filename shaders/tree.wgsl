@@ -14,7 +14,7 @@ fn parting(lo: u32, hi: u32, a: u32, b: u32) -> u32 {
     var depth = 0u;
     loop {
         let mid = low + (high - low) / 2u;
-        if a < mid && mid <= b || high - low <= 1u {
+        if (a < mid && mid <= b) || high - low <= 1u {
             break;
         }
         if b < mid {

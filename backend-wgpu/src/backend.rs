@@ -13,6 +13,7 @@ use dropless_core::{
 use crate::device::Gpu;
 use crate::dispatch::Stream;
 use crate::ops::{attention, copy, group_quantize, grouped_gemm, map, route};
+use crate::recording::Recorder;
 use crate::{BACKEND, adapter, buffer, collective, host_memory};
 
 /// How a [`Wgpu`] is opened.
@@ -26,6 +27,8 @@ pub struct WgpuOptions {
     pub expert_ranks: Option<usize>,
     /// How long a rank waits for the others in a collective before it fails.
     pub timeout: Duration,
+    /// Writes down what one rank does.
+    pub recorder: Option<Arc<Recorder>>,
     /// Changes the text of every shader before it is compiled, so that tests can show that a wrong one is noticed.
     #[doc(hidden)]
     pub shader_patch: Option<fn(String) -> String>,
@@ -38,6 +41,7 @@ impl Default for WgpuOptions {
             adapter: None,
             expert_ranks: None,
             timeout: Duration::from_secs(60),
+            recorder: None,
             shader_patch: None,
         }
     }
@@ -75,11 +79,13 @@ impl Wgpu {
     /// # Errors
     /// As [`new`](Wgpu::new); [`Error::Argument`] when the ranks that share experts do not divide all ranks.
     pub fn ranks(ranks: usize, options: &WgpuOptions) -> Result<Vec<Wgpu>> {
-        if options.numerics == NumericModel::Blackwell {
-            let why = "the Blackwell model is not among its shaders; use the host".into();
+        supports(options.numerics)?;
+        if options.recorder.is_some() && ranks != 1 {
+            let why = format!("one rank can be recorded, not {ranks}");
             return Err(Error::Unavailable { backend: BACKEND, why });
         }
-        let gpu = Gpu::open(&adapter::choose(options.adapter.as_deref())?, options.shader_patch)?;
+        let adapter = adapter::choose(options.adapter.as_deref())?;
+        let gpu = Gpu::open(&adapter, options.shader_patch, options.recorder.clone())?;
         let expert_ranks = expert_ranks(ranks, options.expert_ranks)?;
         let info = gpu.device.adapter_info();
         let device = format!("{} ({:?}, {} {})", info.name, info.backend, info.driver, info.driver_info);
@@ -100,6 +106,17 @@ impl Wgpu {
         Ok(caps.into_iter().zip(exchanges).map(rank).collect())
     }
 
+    /// One rank on the same device, with another arithmetic of the matrix products.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] for one that is not among its shaders.
+    pub fn with_numerics(&self, numerics: NumericModel) -> Result<Wgpu> {
+        supports(numerics)?;
+        let caps = Caps { numerics, rank: 0, ranks: 1, expert_ranks: 1, ..self.caps.clone() };
+        let exchange = Exchange::ranks(std::slice::from_ref(&caps), Duration::from_secs(60)).swap_remove(0);
+        Ok(Wgpu { caps, stream: Stream::new(self.stream.gpu.clone()), exchange })
+    }
+
     /// The rank's commands.
     #[cfg(test)]
     pub(crate) fn stream(&self) -> &Stream {
@@ -116,6 +133,9 @@ impl Wgpu {
         let staging = self.stream.gpu.buffer(op, last - first, usage)?;
         self.stream.encode(op, |encoder| {
             encoder.copy_buffer_to_buffer(&source.raw, first, &staging, 0, Some(last - first));
+            if let Some(recorder) = self.stream.gpu.recorder.as_ref().filter(|_| last > first) {
+                recorder.read(encoder, source, first, last - first);
+            }
         })?;
         self.stream.flush(op)?;
         let begin = usize::try_from(bytes.start - first).expect("less than a word");
@@ -141,11 +161,11 @@ impl Wgpu {
         let whole = range.end == target.bytes || range.end.is_multiple_of(4);
         if range.start.is_multiple_of(4) && whole {
             let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
-            gpu.queue.write_buffer(&target.raw, range.start, words);
+            self.stream.write(op, target, range.start, words)?;
             if !rest.is_empty() {
                 let mut last = [0; 4];
                 last[..rest.len()].copy_from_slice(rest);
-                gpu.queue.write_buffer(&target.raw, range.start + words.len() as u64, &last);
+                self.stream.write(op, target, range.start + words.len() as u64, &last)?;
             }
             return gpu.check(op);
         }
@@ -154,6 +174,15 @@ impl Wgpu {
         self.upload(op, &aligned, bytes)?;
         copy::run(&self.stream, op, &aligned, 0..bytes.len(), dst, 0)
     }
+}
+
+/// Refuses a model that no shader follows.
+fn supports(numerics: NumericModel) -> Result<()> {
+    if numerics == NumericModel::Blackwell {
+        let why = "the Blackwell model is not among its shaders; use the host".into();
+        return Err(Error::Unavailable { backend: BACKEND, why });
+    }
+    Ok(())
 }
 
 /// The bytes of a view within its host memory.

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use dropless_core::{DType, Error, Memory, Result, Tensor};
 
 use crate::BACKEND;
-use crate::device::Gpu;
+use crate::device::{Gpu, UNIT};
+
+/// Where a binding may start; the least that every adapter allows.
+const BINDING_ALIGNMENT: u64 = 256;
 
 /// The words of a tensor on the device. Clones show the same memory.
 #[derive(Clone, Debug)]
@@ -14,6 +17,8 @@ pub(crate) struct Buffer {
     pub(crate) raw: wgpu::Buffer,
     /// Bytes that belong to the tensor; the last word may have more.
     pub(crate) bytes: u64,
+    /// Its number in a recording; 0 if there is none.
+    pub(crate) recorded: usize,
     gpu: Arc<Gpu>,
 }
 
@@ -40,7 +45,8 @@ pub(crate) fn alloc(gpu: &Arc<Gpu>, dtype: DType, shape: &[usize]) -> Result<Ten
     let bytes = size(dtype, shape, gpu.max_buffer_bytes)?;
     let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
     let raw = gpu.buffer("alloc", bytes, usage)?;
-    let storage = Arc::new(Buffer { raw, bytes, gpu: gpu.clone() });
+    let recorded = gpu.recorder.as_ref().map_or(0, |recorder| recorder.buffer(raw.size()));
+    let storage = Arc::new(Buffer { raw, bytes, recorded, gpu: gpu.clone() });
     Ok(Tensor::from_storage(storage, shape, dtype, Memory::Device))
 }
 
@@ -49,6 +55,15 @@ pub(crate) fn of<'a>(op: &'static str, gpu: &Arc<Gpu>, tensor: &'a Tensor) -> Re
     let foreign = Error::ForeignTensor { op, backend: BACKEND };
     let buffer = tensor.storage::<Buffer>().ok_or(foreign)?;
     if Arc::ptr_eq(&buffer.gpu, gpu) { Ok(buffer) } else { Err(Error::ForeignTensor { op, backend: BACKEND }) }
+}
+
+/// The part of its buffer that a shader sees of a view: whole units around it.
+pub(crate) fn bound(buffer: &Buffer, tensor: &Tensor) -> Range<u64> {
+    let unit = UNIT as u64;
+    let bytes = range(tensor);
+    // An empty view may lie at the very end of its buffer, where no binding can start.
+    let start = bytes.start.min(buffer.raw.size() - unit) / BINDING_ALIGNMENT * BINDING_ALIGNMENT;
+    start..start + (bytes.end - start).next_multiple_of(unit).clamp(unit, buffer.raw.size() - start)
 }
 
 /// The bytes of a view, counted from the start of its buffer.

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use crate::BACKEND;
 use crate::pipeline::Pipeline;
+use crate::recording::Recorder;
 
 /// Bytes of immediate data a dispatch may carry; every Vulkan driver has this much.
 const IMMEDIATE_BYTES: u32 = 128;
@@ -33,6 +34,8 @@ pub(crate) struct Gpu {
     failure: Failure,
     /// What becomes of a shader's text before it is compiled.
     shader_patch: Option<fn(String) -> String>,
+    /// Writes down what is queued.
+    pub(crate) recorder: Option<Arc<Recorder>>,
     pipelines: Mutex<HashMap<Variant, Arc<Pipeline>>>,
     /// What stands where a shader could write a tensor, or read one, and there is none: a device refuses the same
     /// buffer for both.
@@ -41,7 +44,11 @@ pub(crate) struct Gpu {
 
 impl Gpu {
     /// Opens an adapter.
-    pub(crate) fn open(adapter: &wgpu::Adapter, shader_patch: Option<fn(String) -> String>) -> Result<Arc<Gpu>> {
+    pub(crate) fn open(
+        adapter: &wgpu::Adapter,
+        shader_patch: Option<fn(String) -> String>,
+        recorder: Option<Arc<Recorder>>,
+    ) -> Result<Arc<Gpu>> {
         let unavailable = |why: String| Error::Unavailable { backend: BACKEND, why };
         let (name, offered) = (adapter.get_info().name, adapter.limits());
         if !adapter.features().contains(wgpu::Features::IMMEDIATES) || offered.max_immediate_size < IMMEDIATE_BYTES {
@@ -84,14 +91,19 @@ impl Gpu {
                 mapped_at_creation: false,
             })
         });
+        if let Some(recorder) = &recorder {
+            recorder.attach(&device, &queue)?;
+        }
         Ok(Arc::new(Gpu {
             device,
             queue,
             max_workgroups: limits.max_compute_workgroups_per_dimension,
-            cpu: adapter.get_info().device_type == wgpu::DeviceType::Cpu,
+            // A recording is run anywhere.
+            cpu: adapter.get_info().device_type == wgpu::DeviceType::Cpu && recorder.is_none(),
             max_buffer_bytes,
             failure,
             shader_patch,
+            recorder,
             pipelines: Mutex::default(),
             nothing,
         }))

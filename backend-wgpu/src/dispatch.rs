@@ -6,12 +6,11 @@ use dropless_core::{Error, Result, Tensor};
 use parking_lot::Mutex;
 
 use crate::BACKEND;
-use crate::buffer;
+use crate::buffer::{self, Buffer};
 use crate::device::{Gpu, UNIT};
+use crate::recording::Dispatched;
 use crate::shader::{ABSENT, OFFSET_WORDS, Scalars, Shader, Variant};
 
-/// Where a binding may start; the least that every adapter allows.
-const BINDING_ALIGNMENT: u64 = 256;
 /// Commands of a batch: the device works on one while the next is written.
 const BATCH: usize = 64;
 
@@ -67,6 +66,27 @@ impl Stream {
         if batch.commands >= BATCH { self.submit(&mut batch, op) } else { Ok(()) }
     }
 
+    /// Writes whole words from the host to a buffer. What was queued before has been handed over.
+    pub(crate) fn write(&self, op: &'static str, to: &Buffer, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.gpu.queue.write_buffer(&to.raw, offset, bytes);
+        match &self.gpu.recorder {
+            Some(recorder) if !bytes.is_empty() => {
+                self.encode(op, |encoder| recorder.write(encoder, to, offset, bytes))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Queues a copy of whole words between two buffers.
+    pub(crate) fn copy(&self, op: &'static str, from: (&Buffer, u64), to: (&Buffer, u64), bytes: u64) -> Result<()> {
+        self.encode(op, |encoder| {
+            encoder.copy_buffer_to_buffer(&from.0.raw, from.1, &to.0.raw, to.1, Some(bytes));
+            if let Some(recorder) = &self.gpu.recorder {
+                recorder.copy(encoder, from, to, bytes);
+            }
+        })
+    }
+
     /// Hands over what is written.
     pub(crate) fn flush(&self, op: &'static str) -> Result<()> {
         self.submit(&mut self.batch.lock(), op)
@@ -100,7 +120,6 @@ impl Stream {
         })?;
         let (pipeline, fresh) = self.gpu.pipeline(&variant)?;
 
-        let unit = UNIT as u64;
         let mut given = vec![0; OFFSET_WORDS];
         let mut entries = Vec::new();
         for (slot, (binding, tensor)) in (0..).zip(program.tensors.iter().zip(tensors)) {
@@ -108,13 +127,13 @@ impl Stream {
                 None => (ABSENT, self.gpu.nothing(binding.access.reads_only()).as_entire_binding()),
                 Some(tensor) => {
                     let storage = buffer::of(op, &self.gpu, tensor)?;
-                    let bytes = buffer::range(tensor);
-                    // An empty view may lie at the very end of its buffer, where no binding can start.
-                    let start = bytes.start.min(storage.raw.size() - unit) / BINDING_ALIGNMENT * BINDING_ALIGNMENT;
-                    let elements = (bytes.start - start) / tensor.dtype().size() as u64;
-                    let size = (bytes.end - start).next_multiple_of(unit).clamp(unit, storage.raw.size() - start);
-                    let part =
-                        wgpu::BufferBinding { buffer: &storage.raw, offset: start, size: wgpu::BufferSize::new(size) };
+                    let bound = buffer::bound(storage, tensor);
+                    let elements = (buffer::range(tensor).start - bound.start) / tensor.dtype().size() as u64;
+                    let part = wgpu::BufferBinding {
+                        buffer: &storage.raw,
+                        offset: bound.start,
+                        size: wgpu::BufferSize::new(bound.end - bound.start),
+                    };
                     let first = u32::try_from(elements).expect("less than the alignment");
                     (first, wgpu::BindingResource::Buffer(part))
                 }
@@ -133,6 +152,10 @@ impl Stream {
             pass.set_bind_group(0, &group, &[]);
             pass.set_immediates(0, bytemuck::cast_slice(&given));
             pass.dispatch_workgroups(x, y, 1);
+            drop(pass);
+            if let Some(recorder) = &self.gpu.recorder {
+                recorder.run(encoder, &Dispatched { variant: &variant, groups: [x, y], tensors, given: &given });
+            }
         })?;
         // Drivers compile when a pipeline first runs; meanwhile the next one is made.
         if fresh { self.flush(op) } else { Ok(()) }

@@ -14,6 +14,7 @@ mod expand;
 mod host_memory;
 mod ops;
 mod pipeline;
+pub mod recording;
 mod shader;
 
 #[cfg(test)]

@@ -56,7 +56,13 @@ fn linear(group: vec3<u32>, groups: vec3<u32>) -> u32 {
 
 /// The WGSL text of a variant that is compiled.
 pub(crate) fn source(variant: &Variant) -> String {
-    expand(&text(variant), &variant.constants().collect::<Vec<_>>())
+    expand(&text(variant), &variant.constants().collect::<Vec<_>>(), true)
+}
+
+/// The WGSL text of a variant as recordings have it, for any implementation of WebGPU: the parameters are a uniform buffer.
+pub(crate) fn recorded_source(variant: &Variant) -> String {
+    let text = text(variant).replacen("var<immediate> given", "@group(1) @binding(0) var<uniform> given", 1);
+    expand(&text, &variant.constants().collect::<Vec<_>>(), false)
 }
 
 /// The WGSL text with every loop and branch of its files.

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a harness that cannot go on should stop")]
 #![expect(clippy::cast_possible_truncation, reason = "problems are small")]
 
+pub mod conformance;
 pub mod differential;
 pub mod metered;
 pub mod moe;

@@ -12,14 +12,21 @@ pub enum Need {
     Cuda,
     /// The run-time compiler of CUDA kernels.
     Nvrtc,
+    /// Chromium, in which the page of recordings runs.
+    Chromium,
     /// A launcher that started this test as several processes with a device each.
     Ranks,
 }
 
 impl Need {
     /// All of them, by their names.
-    const ALL: [(&str, Need); 4] =
-        [("wgpu", Need::Wgpu), ("cuda", Need::Cuda), ("nvrtc", Need::Nvrtc), ("ranks", Need::Ranks)];
+    const ALL: [(&str, Need); 5] = [
+        ("wgpu", Need::Wgpu),
+        ("cuda", Need::Cuda),
+        ("nvrtc", Need::Nvrtc),
+        ("chromium", Need::Chromium),
+        ("ranks", Need::Ranks),
+    ];
 
     /// Whether `DROPLESS_REQUIRE` names it.
     ///
@@ -76,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_misspelt_need_is_no_leave_to_skip() {
-        assert_eq!(parse("wgpu,cud"), Err("\"cud\" is none of wgpu, cuda, nvrtc, ranks".into()));
+        assert_eq!(parse("wgpu,cud"), Err("\"cud\" is none of wgpu, cuda, nvrtc, chromium, ranks".into()));
     }
 
     #[test]

@@ -97,6 +97,19 @@ impl From<dropless_model::Error> for Error {
     }
 }
 
+#[cfg(feature = "wgpu")]
+impl From<dropless_wgpu::recording::RecordingError> for Error {
+    fn from(error: dropless_wgpu::recording::RecordingError) -> Error {
+        use dropless_wgpu::recording::RecordingError as E;
+        match error {
+            E::Io { path, source } => Error::Io { path, source },
+            E::Unfit { path, what } => Error::Checkpoint { path, what },
+            E::Core(error) => Error::Core(error),
+            other => Error::Usage(other.to_string()),
+        }
+    }
+}
+
 impl From<FileError> for Error {
     fn from(error: FileError) -> Error {
         dropless_model::Error::from(error).into()

@@ -41,8 +41,7 @@ pub(crate) fn run(
     let whole = bytes.next_multiple_of(4);
     let ends = bytes == whole || (from + bytes == source.bytes && to + bytes == target.bytes);
     if from.is_multiple_of(4) && to.is_multiple_of(4) && ends {
-        return stream
-            .encode(op, |encoder| encoder.copy_buffer_to_buffer(&source.raw, from, &target.raw, to, Some(whole)));
+        return stream.copy(op, (source, from), (target, to), whole);
     }
     let word = |position: u64| u32::try_from(position).expect("a buffer that can be bound has less than 2^32 bytes");
     let [source, target] = [source.words(), target.words()];

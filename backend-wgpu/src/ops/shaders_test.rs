@@ -3,12 +3,12 @@
 
 use dropless_core::DType;
 use dropless_core::launch::{Program, Variant};
-use wgpu::naga::proc::Layouter;
-use wgpu::naga::valid::{Capabilities, ValidationFlags, Validator};
-use wgpu::naga::{AddressSpace, Handle, Module, ScalarKind, Type, TypeInner, front::wgsl};
+use naga::proc::Layouter;
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+use naga::{AddressSpace, Handle, Module, ScalarKind, ShaderStage, Type, TypeInner, back, front::wgsl};
 
 use super::all;
-use crate::shader::{OFFSET_WORDS, source, text};
+use crate::shader::{OFFSET_WORDS, recorded_source, source, text};
 
 /// The first type of each binding, and every other type of one binding at a time, under constants that `value` gives to
 /// their names.
@@ -61,8 +61,8 @@ fn float_types(module: &Module) -> Vec<String> {
         .flat_map(|function| function.expressions.iter())
         .chain(module.global_expressions.iter())
         .filter_map(|(_, expression)| match expression {
-            wgpu::naga::Expression::Literal(literal) if is_float(literal.scalar().kind) => Some(format!("{literal:?}")),
-            wgpu::naga::Expression::As { kind, .. } if is_float(*kind) => Some("a conversion to a float".into()),
+            naga::Expression::Literal(literal) if is_float(literal.scalar().kind) => Some(format!("{literal:?}")),
+            naga::Expression::As { kind, .. } if is_float(*kind) => Some("a conversion to a float".into()),
             _ => None,
         });
     types.chain(literals).collect()
@@ -181,4 +181,82 @@ fn b257_workgroups_are_measured() {
     let source = "var<workgroup> x: array<vec4<u32>, 1025>;
         @compute @workgroup_size(8, 65) fn main() { x[0] = vec4<u32>(); }";
     assert_eq!(workgroup(&parse(source)), (16400, 520));
+}
+
+/// What browsers and drivers are given is WGSL without extensions, fits the default limits, and translates to SPIR-V, MSL
+/// and HLSL.
+#[test]
+fn recorded_shaders_are_what_every_browser_takes() {
+    for shader in all() {
+        for variant in variants(shader) {
+            let source = recorded_source(&variant);
+            translates(shader.name, &source);
+            assert!(!source.contains("immediate"), "{}", shader.name);
+        }
+    }
+    translates("hash", crate::recording::HASH);
+}
+
+fn translates(name: &str, source: &str) {
+    assert_eq!(mixed_operators(source), [""; 0], "{name}");
+    let module = wgsl::parse_str(source).unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(source)));
+    let info = Validator::new(ValidationFlags::all(), Capabilities::empty())
+        .validate(&module)
+        .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(source)));
+    let limits = wgpu::Limits::default();
+    let of = |space: fn(AddressSpace) -> bool| module.global_variables.iter().filter(|(_, v)| space(v.space)).count();
+    let storage = of(|space| matches!(space, AddressSpace::Storage { .. }));
+    assert!(storage <= limits.max_storage_buffers_per_shader_stage as usize, "{name}: {storage} storage buffers");
+    assert_eq!(of(|space| space == AddressSpace::Uniform), 1, "{name}");
+    let (bytes, invocations) = workgroup(&module);
+    assert!(bytes <= limits.max_compute_workgroup_storage_size, "{name}: {bytes} bytes of workgroup memory");
+    assert!(invocations <= limits.max_compute_invocations_per_workgroup, "{name}: {invocations} invocations");
+
+    let pipeline = back::spv::PipelineOptions { shader_stage: ShaderStage::Compute, entry_point: "main".into() };
+    let words = back::spv::write_vec(&module, &info, &back::spv::Options::default(), Some(&pipeline));
+    assert!(words.is_ok_and(|words| words.len() > 5), "{name}: SPIR-V");
+    let options = back::msl::Options { lang_version: (2, 4), fake_missing_bindings: true, ..Default::default() };
+    let text = back::msl::write_string(&module, &info, &options, &back::msl::PipelineOptions::default());
+    assert!(text.unwrap_or_else(|e| panic!("{name}: MSL: {e}")).0.contains("kernel void"), "{name}");
+    let mut text = String::new();
+    let options = back::hlsl::Options { fake_missing_bindings: true, ..Default::default() };
+    let pipeline = back::hlsl::PipelineOptions::default();
+    let mut writer = back::hlsl::Writer::new(&mut text, &options, &pipeline);
+    writer.write(&module, &info, None).unwrap_or_else(|e| panic!("{name}: HLSL: {e}"));
+    assert!(text.contains("[numthreads("), "{name}");
+}
+
+/// Lines on which `&&` and `||` stand beside each other, which WGSL forbids and the parser here takes.
+fn mixed_operators(source: &str) -> Vec<&str> {
+    let mixes = |line: &&str| {
+        // Of every depth of parentheses, which of the two was there.
+        let mut seen = vec![[false; 2]];
+        let code = line.split("//").next().unwrap_or_default();
+        let mut pairs = code.as_bytes().windows(2);
+        pairs.any(|pair| {
+            match pair[0] {
+                b'(' | b'[' | b'{' => seen.push([false; 2]),
+                b')' | b']' | b'}' if seen.len() > 1 => drop(seen.pop()),
+                b',' | b';' => seen.last_mut().unwrap().fill(false),
+                _ => {}
+            }
+            let both = seen.last_mut().unwrap();
+            both[0] |= pair == b"&&";
+            both[1] |= pair == b"||";
+            *both == [true; 2]
+        })
+    };
+    source.lines().filter(mixes).collect()
+}
+
+/// The control: what is forbidden is found, and nothing else.
+#[test]
+fn mixed_operators_are_found() {
+    for forbidden in ["let a = b || c && d;", "    f(x, (y), b && (c) || d);"] {
+        assert_eq!(mixed_operators(forbidden), [forbidden]);
+    }
+    for allowed in ["let a = b || (c && d);", "f(a && b, c || d);", "let a = b & c || d; // && e", "if (a || b) && c {"]
+    {
+        assert_eq!(mixed_operators(allowed), [""; 0], "{allowed}");
+    }
 }

@@ -19,6 +19,8 @@ use dropless_core::dry::Footprint;
 use dropless_core::host::{Host, HostOptions};
 use dropless_core::lockstep::Lockstep;
 use dropless_core::{Backend, Caps, NumericModel};
+#[cfg(feature = "wgpu")]
+pub(crate) use wgpu::open_recorded;
 
 #[cfg(not(all(feature = "cuda", target_os = "linux", not(dropless_portable))))]
 use self::no_cuda as cuda;

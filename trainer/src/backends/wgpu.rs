@@ -1,8 +1,10 @@
 //! wgpu: any GPU.
 
-use dropless_core::Caps;
-use dropless_core::NumericModel;
+use std::sync::Arc;
+
 use dropless_core::host::Host;
+use dropless_core::{Backend, Caps, NumericModel};
+use dropless_wgpu::recording::Recorder;
 use dropless_wgpu::{AdapterReport, Wgpu, WgpuOptions};
 
 use super::{PATIENCE, Ranks, beside};
@@ -28,6 +30,17 @@ pub(super) fn open(options: &TrainOptions, numerics: NumericModel, host: Option<
         ..WgpuOptions::default()
     };
     beside(host, Wgpu::ranks(options.ranks, &wgpu)?)
+}
+
+/// One rank, of which a recorder writes down what it does.
+pub(crate) fn open_recorded(
+    options: &TrainOptions,
+    numerics: NumericModel,
+    recorder: &Arc<Recorder>,
+) -> Result<Box<dyn Backend>> {
+    let recorder = Some(recorder.clone());
+    let wgpu = WgpuOptions { numerics, adapter: options.adapter.clone(), recorder, ..WgpuOptions::default() };
+    Ok(Box::new(Wgpu::new(&wgpu)?))
 }
 
 pub(super) fn report(check: impl Fn(usize) -> String) -> Vec<String> {

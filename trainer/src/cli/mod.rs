@@ -3,7 +3,7 @@
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | `verify` found a tensor past its bound, or `bisect` an op whose bits differ; or one of several processes was blocked and had to be ended |
+//! | 1 | `verify` found a tensor past its bound, or `bisect` or `replay` an op whose bits differ; or one of several processes was blocked and had to be ended |
 //! | 2 | failed: one line on standard error says why |
 //!
 //! `launch` exits with the code of the first rank that failed, or 128 + the number of the signal that ended it.
@@ -12,6 +12,11 @@ mod bisect;
 mod doctor;
 mod launch;
 mod models;
+#[cfg(not(feature = "wgpu"))]
+#[path = "no_record.rs"]
+mod record;
+#[cfg(feature = "wgpu")]
+mod record;
 mod runs;
 mod tokenize;
 mod train;
@@ -65,6 +70,10 @@ enum Command {
     Verify(VerifyArgs),
     /// Run training steps on a backend in lockstep with the host and name the first op whose bits differ
     Bisect(bisect::BisectArgs),
+    /// Write down what training steps do on the wgpu backend, for `replay` and for browsers to run again
+    Record(record::RecordArgs),
+    /// Run a recording and name the first op that writes other bits here
+    Replay(record::ReplayArgs),
     /// Say which backends are available on this machine, whether they compute the host's bits, and why others are not
     Doctor,
     /// Measure the speed of a backend's ops
@@ -355,6 +364,8 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Inspect(args) => models::inspect(&args)?,
         Command::Verify(args) => return verify(args),
         Command::Bisect(args) => return bisect::run(args),
+        Command::Record(args) => record::run(args)?,
+        Command::Replay(args) => return record::replay(&args),
         Command::Doctor => report(doctor::report()),
         Command::Bench(args) => {
             let (backend, adapter, threads, simd) = (args.backend, args.adapter, args.threads, args.simd);

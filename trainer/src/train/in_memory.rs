@@ -6,11 +6,11 @@ use dropless_core::Backend;
 use dropless_model::{Model, optimizer};
 
 use super::notice::Notice;
-use super::{inputs, ranks, state, step};
+use super::{StepResult, inputs, ranks, state, step};
 use crate::checkpoint::digest;
 use crate::collective::{away, gather_bytes, said};
 use crate::config::Config;
-use crate::data::{Mixture, Position, Stream, Texts};
+use crate::data::{Batch, Mixture, Position, Stream, Texts};
 use crate::error::Result;
 use crate::options::TrainOptions;
 use crate::schedule;
@@ -26,18 +26,38 @@ pub fn steps_in_memory(config: &Config, options: &TrainOptions, steps: u64) -> R
     config.check_data()?;
     let train = Texts::load(config)?.train;
     let ranks = options.open_ranks(config.train.numerics.into())?;
-    ranks::run(ranks, |backend| on_rank(backend, config, train.clone(), steps))
+    ranks::run(ranks, |backend| on_rank(backend, config, train.clone(), steps, |_| Ok(())))
 }
 
-fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Mixture>, steps: u64) -> Result<String> {
+/// Where the steps of a rank are.
+#[cfg_attr(not(feature = "wgpu"), expect(dead_code, reason = "only recordings look"))]
+pub(super) enum At<'a> {
+    /// A step begins.
+    Step(u64),
+    /// The gradients of a batch are there, and the weights as they were.
+    Gradients(&'a Batch, &'a StepResult),
+    /// The last step is done, and the state is read back.
+    End,
+}
+
+/// The steps of one rank; `at` is told where they are.
+pub(super) fn on_rank(
+    backend: &dyn Backend,
+    config: &Config,
+    text: Arc<Mixture>,
+    steps: u64,
+    mut at: impl FnMut(At<'_>) -> Result<()>,
+) -> Result<String> {
     let train = &config.train;
     let tokens = inputs::tokens(backend, config)?;
     let mut model = Model::new(backend, &config.model.architecture(), &config.options(), &tokens)?;
     away(&[backend], || state::begin(backend, &mut model, config))?;
     let mut stream = Stream::new(text, train.sequence_length, train.seed, Position::default())?;
     for step in 1..=steps {
+        at(At::Step(step))?;
         let batch = stream.next_batch(train.batch_size)?;
-        let (_, gradients, counts) = step::gradients(backend, config, &tokens, &model, &batch, Notice::default())?;
+        let (result, gradients, counts) = step::gradients(backend, config, &tokens, &model, &batch, Notice::default())?;
+        at(At::Gradients(&batch, &result))?;
         optimizer::update(
             backend,
             &mut model,
@@ -47,6 +67,7 @@ fn on_rank(backend: &dyn Backend, config: &Config, text: Arc<Mixture>, steps: u6
             schedule::step_numbers(train, step),
         )?;
     }
+    at(At::End)?;
     let mut mine: Vec<(String, [u8; 32])> = Vec::new();
     for (head, tensor) in state::part(backend.caps(), &model)?.into_iter().flatten() {
         let values = backend.download::<f32>(&tensor)?;

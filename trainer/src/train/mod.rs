@@ -2,7 +2,7 @@
 //!
 //! `inputs` brings batches to the device, `step` computes gradients, which the optimizer turns into new weights, `notice`
 //! is what the ranks tell each other with it, `saver` writes checkpoints beside the steps from the copy in `staging`,
-//! `state` exchanges tensors with checkpoints, `ranks` runs the ranks of this process, `in_memory` leaves no files behind,
+//! `state` exchanges tensors with checkpoints, `ranks` runs the ranks of this process, `in_memory` leaves no files behind, `recorded` writes down what the wgpu backend does,
 //! `reference` computes another framework's model directory.
 
 pub mod directory;
@@ -12,6 +12,8 @@ mod inputs;
 mod need;
 mod notice;
 pub mod ranks;
+#[cfg(feature = "wgpu")]
+mod recorded;
 pub mod reference;
 mod saver;
 mod staging;
@@ -31,6 +33,8 @@ use dropless_model::{Architecture, Model};
 pub use evaluate::{Validation, evaluate, overall};
 pub use in_memory::steps_in_memory;
 pub use need::{Need, RankNeed, of_rank};
+#[cfg(feature = "wgpu")]
+pub use recorded::record;
 pub use step::StepResult;
 
 use crate::checkpoint::{self, Checkpoint, State};
