@@ -30,7 +30,7 @@ fn random(name: &str, len: usize) -> Vec<f32> {
 /// One machine under one numeric model.
 pub(super) struct Bench<'a> {
     pub(super) backend: &'a dyn Backend,
-    out: &'a mut dyn Write,
+    pub(super) out: &'a mut dyn Write,
 }
 
 /// Prints a line for each op of a backend.

@@ -2,7 +2,9 @@
 //!
 //! Rates count useful work only: 2 rows n k operations for a product, whatever the groups' sizes.
 
-use dropless_core::ops::{GatherRows, GemmKind, GroupedGemm, Operand};
+use dropless_core::ops::{
+    BlockFormat, ColumnBlocks, GatherRows, GemmKind, GroupQuantize, GroupedGemm, Operand, RowBlocks,
+};
 use dropless_core::{DType, Result, Tensor};
 
 use super::ops::Bench;
@@ -50,7 +52,21 @@ enum Routing {
     Zipf,
 }
 
+impl std::fmt::Display for Routing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Routing::Uniform => "uniform",
+            Routing::Zipf => "zipf",
+        })
+    }
+}
+
 impl Shape {
+    /// Outputs and inputs of gate with up, and of down.
+    fn layers(&self) -> [[usize; 2]; 2] {
+        [[2 * self.intermediate, self.hidden], [self.hidden, self.intermediate]]
+    }
+
     /// Offsets of the experts' rows when every token draws distinct experts.
     fn offsets(&self, routing: Routing) -> Vec<u32> {
         let mut random = Draws(0);
@@ -106,6 +122,9 @@ impl Bench<'_> {
             for shape in &SHAPES {
                 self.experts(shape, routing, &data)?;
             }
+            for shape in &SHAPES {
+                self.quantized_experts(shape, routing, &data)?;
+            }
         }
         self.attention_shapes(&data)?;
         self.router()
@@ -149,25 +168,151 @@ impl Bench<'_> {
         let offsets = self.backend.upload(DType::U32, &[groups + 1], &shape.offsets(routing))?;
         let random = |shape: &[usize]| data.slice(0, shape.iter().product())?.reshape(shape);
         let mut rates = Vec::new();
-        for (n, k) in [(2 * shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)] {
-            for kind in [GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad] {
+        for [n, k] in shape.layers() {
+            for kind in KINDS {
                 let (x, dy, w) = (random(&[rows, k])?, random(&[rows, n])?, random(&[groups, n, k])?);
-                let (a, b, out) = match kind {
-                    GemmKind::Forward => (&x, &w, self.empty(DType::Bf16, &[rows, n])?),
-                    GemmKind::Dgrad => (&dy, &w, self.empty(DType::Bf16, &[rows, k])?),
-                    GemmKind::Wgrad => (&dy, &x, self.empty(DType::Bf16, &[groups, n, k])?),
+                let (a, b) = match kind {
+                    GemmKind::Forward => (&x, &w),
+                    GemmKind::Dgrad => (&dy, &w),
+                    GemmKind::Wgrad => (&dy, &x),
                 };
+                let product = kind.product(groups, rows, n, k);
+                let out = self.empty(DType::Bf16, &product.out_shape())?;
                 let (a, b) = (Operand::plain(a), Operand::plain(b));
-                let op = GroupedGemm { kind, a, b, offsets: &offsets, out: &out, accumulate: false };
-                let time = self.time(|| op.run(self.backend))?;
-                rates.push(format!("{:4.0}", 2e-12 * (rows * n * k) as f64 / time.as_secs_f64()));
+                rates.push(
+                    self.rate(GroupedGemm { kind, a, b, offsets: &offsets, out: &out, accumulate: false }, rows)?,
+                );
             }
         }
-        let routing = match routing {
-            Routing::Uniform => "uniform",
-            Routing::Zipf => "zipf",
-        };
         self.text(&format!("experts {:14} {routing:8} TFLOP/s  {}", shape.name, rates.join(" ")));
         Ok(())
+    }
+
+    /// The same with factors in FP8 blocks, and the speed at which these are made, both ways from one reading.
+    fn quantized_experts(&mut self, shape: &Shape, routing: Routing, data: &Tensor) -> Result<()> {
+        let (groups, rows) = (shape.experts, shape.tokens * shape.top_k);
+        let offsets = self.backend.upload(DType::U32, &[groups + 1], &shape.offsets(routing))?;
+        let random = |shape: &[usize]| data.slice(0, shape.iter().product())?.reshape(shape);
+        let (mut rates, mut speeds) = (Vec::new(), Vec::new());
+        for [n, k] in shape.layers() {
+            let [x, dy] = [k, n].map(|columns| -> Result<Blocks> {
+                let blocks = self.empty_blocks(rows, columns, groups)?;
+                let x = random(&[rows, columns])?;
+                let time = self.time(|| blocks.of_rows(&x, &offsets).run(self.backend))?;
+                // Two bytes are read, and two codes written.
+                speeds.push(format!("{:5.0}", 1e-9 * (4 * rows * columns) as f64 / time.as_secs_f64()));
+                Ok(blocks)
+            });
+            let (x, dy, w) = (x?, dy?, self.empty_squares(groups, n, k)?);
+            w.of_squares(&random(&[groups, n, k])?).run(self.backend)?;
+            for kind in KINDS {
+                let (a, b, offsets) = match kind {
+                    GemmKind::Forward => (x.along_columns(), w.along_columns(), &offsets),
+                    GemmKind::Dgrad => (dy.along_columns(), w.along_rows(), &offsets),
+                    GemmKind::Wgrad => (dy.along_rows(), x.along_rows(), &x.offsets),
+                };
+                let product = kind.product(groups, rows, n, k);
+                let out = self.empty(DType::Bf16, &product.out_shape())?;
+                rates.push(self.rate(GroupedGemm { kind, a, b, offsets, out: &out, accumulate: false }, rows)?);
+            }
+        }
+        let (rates, speeds) = (rates.join(" "), speeds.join(" "));
+        self.text(&format!("fp8-block {:12} {routing:8} TFLOP/s  {rates}  quantized at GB/s  {speeds}", shape.name));
+        Ok(())
+    }
+
+    /// TFLOP/s of a product over so many rows.
+    fn rate(&self, op: GroupedGemm<'_>, rows: usize) -> Result<String> {
+        let time = self.time(|| op.run(self.backend))?;
+        let product = op.product();
+        let each = if product.ragged_chain() { product.m * product.n } else { product.n * product.k };
+        Ok(format!("{:4.0}", 2e-12 * (rows * each) as f64 / time.as_secs_f64()))
+    }
+
+    fn empty_blocks(&self, rows: usize, columns: usize, groups: usize) -> Result<Blocks> {
+        let padded = GroupQuantize::padded_rows(FP8, rows, groups);
+        Ok(Blocks {
+            row: [self.empty(DType::E4m3, &[rows, columns])?, self.empty(DType::F32, &[rows, columns.div_ceil(128)])?],
+            column: [self.empty(DType::E4m3, &[columns, padded])?, self.empty(DType::F32, &[padded / 128, columns])?],
+            offsets: self.empty(DType::U32, &[groups + 1])?,
+        })
+    }
+
+    fn empty_squares(&self, groups: usize, n: usize, k: usize) -> Result<Blocks> {
+        let [down, across] = [n, k].map(|extent| extent.div_ceil(128));
+        Ok(Blocks {
+            row: [self.empty(DType::E4m3, &[groups, n, k])?, self.empty(DType::F32, &[groups, down, across])?],
+            column: [self.empty(DType::E4m3, &[groups, k, n])?, self.empty(DType::F32, &[groups, across, down])?],
+            offsets: self.empty(DType::U32, &[groups + 1])?,
+        })
+    }
+}
+
+const KINDS: [GemmKind; 3] = [GemmKind::Forward, GemmKind::Dgrad, GemmKind::Wgrad];
+const FP8: BlockFormat = BlockFormat::Fp8Block { f32_scale: false };
+
+/// Codes and inverse scales of FP8 blocks along the columns and along the rows of each group, with the offsets of the
+/// latter.
+struct Blocks {
+    row: [Tensor; 2],
+    column: [Tensor; 2],
+    offsets: Tensor,
+}
+
+impl Blocks {
+    fn of_rows<'a>(&'a self, x: &'a Tensor, offsets: &'a Tensor) -> GroupQuantize<'a> {
+        let column = self.columns(Some(&self.offsets));
+        GroupQuantize { offsets: Some(offsets), square: false, column, ..self.of_squares(x) }
+    }
+
+    fn of_squares<'a>(&'a self, x: &'a Tensor) -> GroupQuantize<'a> {
+        let [codes, scales] = &self.row;
+        GroupQuantize {
+            x,
+            gather: None,
+            offsets: None,
+            format: FP8,
+            square: true,
+            row: Some(RowBlocks { codes, scales }),
+            column: self.columns(None),
+            amax: None,
+        }
+    }
+
+    fn columns<'a>(&'a self, offsets: Option<&'a Tensor>) -> Option<ColumnBlocks<'a>> {
+        let [codes, scales] = &self.column;
+        Some(ColumnBlocks { codes, scales, offsets })
+    }
+
+    fn along_columns(&self) -> Operand<'_> {
+        let [codes, scale_inv] = &self.row;
+        Operand::Fp8Block { codes, scale_inv, gather: None }
+    }
+
+    fn along_rows(&self) -> Operand<'_> {
+        let [codes, scale_inv] = &self.column;
+        Operand::Fp8Block { codes, scale_inv, gather: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dropless_core::host::{Host, HostOptions};
+
+    use super::*;
+
+    #[test]
+    fn experts_are_timed_in_bf16_and_in_fp8_blocks() {
+        let host = Host::new(HostOptions::default()).expect("the host is always there");
+        let mut lines = Vec::new();
+        let mut bench = Bench { backend: &host, out: &mut lines };
+        let data = bench.plenty(1 << 24).unwrap();
+        let tiny = shape("tiny", 136, 40, 3, 2, 9);
+        bench.experts(&tiny, Routing::Uniform, &data).unwrap();
+        bench.quantized_experts(&tiny, Routing::Zipf, &data).unwrap();
+        let lines = String::from_utf8(lines).unwrap();
+        let rates: Vec<usize> = lines.lines().map(|line| line.split_whitespace().count()).collect();
+        // A name, a shape, a routing, a unit and six rates; and what quantizes four factors.
+        assert_eq!(rates, [10, 17], "{lines}");
     }
 }
