@@ -36,7 +36,7 @@ const TINY: [&str; 11] = [
     "train.micro_batch_size=4",
 ];
 
-/// On a CPU the problems of attention take minutes; those of other kinds have the same shaders.
+/// On a CPU the problems of attention take minutes: of their kinds one goes through the browser here, of the others all.
 fn wanted(kind: &str) -> bool {
     kind == "attention_hopper" || !kind.starts_with("attention")
 }
