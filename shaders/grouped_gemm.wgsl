@@ -54,16 +54,21 @@ fn b_place(t: u32) -> u32 {
 }
 
 // The product of the FP8-block scales of a row and a column for the block that t lies in; the scale of a gathered row that
-// is not there is +0.
+// is not there is +0. Those of a weight also span 128 of its columns, and where the groups divide the chain, those of a block
+// lie side by side.
 fn block_scale(group: u32, row: u32, column: u32, t: u32) -> u32 {
     let p = given.scalars;
     let block = t / 128u;
-    let gathered = RAGGED_CHAIN == 0u && p.a_gathered == 1u;
-    let source = select(row, a_gather_at(select(0u, row, gathered)), gathered);
-    let there = !gathered || source < p.a_sources;
-    let a_scale = select(0u, a_scale_at(select(0u, source * p.a_scale_row, there) + block * p.a_scale_block), there);
-    let b_row = group * p.b_scale_group + column / p.b_scale_columns * p.b_scale_column;
-    return f32_mul(a_scale, b_scale_at(b_row + block * p.b_scale_block));
+    if RAGGED_CHAIN == 1u { // decided
+        return f32_mul(a_scale_at(block * p.rows + row), b_scale_at(block * p.columns + column));
+    } else {
+        let gathered = p.a_gathered == 1u;
+        let source = select(row, a_gather_at(select(0u, row, gathered)), gathered);
+        let there = (!gathered) || (source < p.a_sources);
+        let a_scale = select(0u, a_scale_at(select(0u, source, there) * p.scale_chain + block), there);
+        let b_row = group * ((p.columns + 127u) / 128u) + column / 128u;
+        return f32_mul(a_scale, b_scale_at(b_row * p.scale_chain + block));
+    }
 }
 
 // The planes that rows and columns are in.

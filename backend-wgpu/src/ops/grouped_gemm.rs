@@ -26,12 +26,7 @@ scalars!(
         b_group,
         b_column,
         b_chain,
-        a_scale_row,
-        b_scale_group,
-        b_scale_column,
-        b_scale_columns,
-        a_scale_block,
-        b_scale_block,
+        scale_chain,
         a_gathered,
         b_gathered,
         a_sources,
@@ -125,9 +120,6 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
     let logits = op.kind == GemmKind::Forward && op.out.dtype() == DType::F32;
     let tile = if stream.gpu.cpu && unit.is_some() && !logits { 8 } else { tile(unit) };
     let (a_strides, b_strides) = (a.side.strides(), b.side.strides());
-    let (a_scales, b_scales) = (a.side.fp8_scales().strides(), b.side.fp8_scales().strides());
-    // A weight's FP8 scales also span 128 of its rows.
-    let b_scale_columns = if wgrad { 1 } else { 128 };
     let column_tiles = columns.div_ceil(SIDE * tile);
     let row_tiles = rows.div_ceil(SIDE * tile);
     // The shader finds the group of each tile of rows.
@@ -146,12 +138,7 @@ pub(crate) fn run(stream: &Stream, op: &Checked<GroupedGemm<'_>>, model: Numeric
         b_group: per_group(columns * chain),
         b_column: word(b_strides[0]),
         b_chain: word(b_strides[1]),
-        a_scale_row: word(a_scales[0]),
-        b_scale_group: per_group(columns.div_ceil(b_scale_columns) * chain.div_ceil(128)),
-        b_scale_column: word(b_scales[0]),
-        b_scale_columns: word(b_scale_columns),
-        a_scale_block: word(a_scales[1]),
-        b_scale_block: word(b_scales[1]),
+        scale_chain: word(chain.div_ceil(128)),
         a_gathered: u32::from(a.gather.is_some()),
         b_gathered: u32::from(b.gather.is_some()),
         a_sources: word(a.elements.rows()),
