@@ -133,7 +133,7 @@ impl Config {
             need(!source.paths.is_empty(), || format!("data.source[{at}].paths is empty, expected globs of files"))?;
             let weight = source.weight;
             need(weight > 0.0 && weight <= LARGE, || {
-                format!("data.source[{at}].weight is {weight}, expected more than 0 and at most {LARGE}")
+                format!("data.source[{at}].weight is {weight:?}, expected more than 0 and at most {LARGE}")
             })?;
         }
         let sets = data.validation_sets();
