@@ -99,6 +99,7 @@ fn b212_a_misspelt_key_is_refused_with_the_nearest_name() {
 fn a_weight_that_is_too_large_is_written_as_it_was_given() {
     let message = refusal(1, &["data.source=[{paths=[\"a\"], weight=1e308}]"]);
     assert_names(&message, &["data.source[0].weight is 1e308, expected more than 0 and at most 1000000"]);
+    assert_names(&refusal(1, &["data.validation_fraction=1e308"]), &["data.validation_fraction is 1e308, expected"]);
 }
 
 #[test]

@@ -405,10 +405,10 @@ fn eval(args: EvalArgs) -> Result<()> {
 fn generate(args: &GenerateArgs) -> Result<()> {
     let (temperature, top_p) = (args.temperature, args.top_p);
     if !(temperature.is_finite() && temperature >= 0.0) {
-        return Err(Error::Usage(format!("--temperature is {temperature}, expected 0 or more")));
+        return Err(Error::Usage(format!("--temperature is {temperature:?}, expected 0 or more")));
     }
     if !(0.0..=1.0).contains(&top_p) {
-        return Err(Error::Usage(format!("--top-p is {top_p}, expected 0 to 1")));
+        return Err(Error::Usage(format!("--top-p is {top_p:?}, expected 0 to 1")));
     }
     let options = args.device.options(None)?;
     let source = args.model.source()?;

@@ -122,7 +122,9 @@ impl Config {
             )
         })?;
         let fraction = data.validation_fraction;
-        need((0.0..1.0).contains(&fraction), || format!("data.validation_fraction is {fraction}, expected 0 up to 1"))?;
+        need((0.0..1.0).contains(&fraction), || {
+            format!("data.validation_fraction is {fraction:?}, expected 0 up to 1")
+        })?;
         need(fraction > 0.0 || !data.validation.is_empty(), || {
             "data.validation_fraction is 0 and data.validation names no file, so there is nothing to validate on".into()
         })?;
