@@ -46,8 +46,8 @@ impl<D: Backend, H: Backend> Fallback<D, H> {
     /// paired with the host of the same rank.
     ///
     /// # Errors
-    /// [`crate::Error::Argument`] for a name that no op has, and when the two follow different models of the matrix units or are
-    /// different ranks.
+    /// [`crate::Error::Argument`] for a name that no op has, and when the two follow different models of the matrix
+    /// units or are different ranks.
     pub fn new(device: D, host: H, has: &[&str]) -> Result<Fallback<D, H>> {
         for name in has {
             let known = ops::names().any(|known| known == *name);

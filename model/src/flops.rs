@@ -31,8 +31,8 @@ impl Architecture {
     /// in the forward pass and 4 in the backward pass, with p the
     /// [`active_parameters`](Architecture::active_parameters), the output matrix once more for a multi-token-prediction
     /// module. The second: scores and values, 2 operations for each element and key, three times that with the backward
-    /// pass; keys are those that the mask leaves, about half a sequence where one document fills it, fewer otherwise. Activation checkpointing, padding and everything that is not a product
-    /// do not count.
+    /// pass; keys are those that the mask leaves, about half a sequence where one document fills it, fewer otherwise.
+    /// Activation checkpointing, padding and everything that is not a product do not count.
     pub fn flops_per_token(&self, keys: f64) -> f64 {
         let (qk, v) = self.attention.head_dims();
         let attention = 6 * self.feeds().count() * self.attention.heads() * (qk + v);

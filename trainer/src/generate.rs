@@ -33,11 +33,10 @@ impl Generator {
     /// # Errors
     /// [`Error::Config`] for a model that does not have all tokens, [`Error::Data`] for a tokenizer that cannot be used,
     /// [`Error::Checkpoint`] for tensors that do not fit; those of the backend.
-    pub fn open(source: &Source, options: &TrainOptions) -> Result<Generator> {
-        let config = &source.config;
+    pub fn open(source: Source, options: &TrainOptions) -> Result<Generator> {
+        let Source { config, weights, tokenizer, .. } = source;
         config.check(1, 1)?;
         let vocab = config.model.architecture().vocab;
-        let tokenizer = Tokenizer::open(&config.data.tokenizer)?;
         match tokenizer {
             // A model of bytes need not have an end token.
             Tokenizer::Byte if vocab < BYTES => {
@@ -49,10 +48,10 @@ impl Generator {
         let backend = options.open_one(config.train.numerics.into())?;
         let window = config.train.sequence_length;
         // One sequence is one shard and one piece, however the run was cut.
-        let alone = Config { moe: MoeConfig { chunks: 1, expert_shards: 1, memory_budget_mb: 0 }, ..config.clone() };
+        let alone = Config { moe: MoeConfig { chunks: 1, expert_shards: 1, memory_budget_mb: 0 }, ..config };
         let tokens = Tokens::new(&*backend, 1, window, 1)?;
         let mut model = Model::new(&*backend, &alone.model.architecture(), &alone.inference(), &tokens)?;
-        state::load(&*backend, &mut model, &source.weights, None)?;
+        state::load(&*backend, &mut model, &weights, None)?;
         Ok(Generator { backend, model, tokenizer, window })
     }
 

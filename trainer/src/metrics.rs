@@ -142,8 +142,9 @@ struct SavedLine<'a> {
     step: u64,
     digest: &'a str,
     bytes: u64,
-    copy_s: f64,
-    write_s: f64,
+    /// None if the process that wrote it did not live to say it.
+    copy_s: Option<f64>,
+    write_s: Option<f64>,
 }
 
 /// Stands in the line of a step in which every target is masked.
@@ -186,15 +187,17 @@ pub struct Metrics {
 pub(crate) const METRICS: &str = "metrics.jsonl";
 
 impl Metrics {
-    /// Makes the file of the run that begins in `out`.
+    /// Makes the file of the run that begins in `out`. One in which nothing is may be there.
     ///
     /// # Errors
-    /// [`Error::Io`], also when it is there already.
+    /// [`Error::Io`], also when something is in it.
     pub fn begin(out: &Path) -> Result<Metrics> {
         let path = out.join(METRICS);
-        let there = || Error::io(&path)(ErrorKind::AlreadyExists.into());
-        let file = files::make(&path)?.ok_or_else(there)?;
-        Ok(Metrics { path, file })
+        let file = files::change(&path)?;
+        match file.metadata().map_err(Error::io(&path))?.len() {
+            0 => Ok(Metrics { path, file }),
+            _ => Err(Error::io(&path)(ErrorKind::AlreadyExists.into())),
+        }
     }
 
     /// Opens the file of the run in `out`, which goes on after the checkpoint of step `done`. The lines of later steps are
@@ -204,16 +207,7 @@ impl Metrics {
     /// # Errors
     /// [`Error::Checkpoint`] for what is no regular file, [`Error::Io`].
     pub fn resume(out: &Path, done: u64) -> Result<(Metrics, Option<String>)> {
-        let path = out.join(METRICS);
-        let mut file = files::change(&path)?;
-        let size = file.metadata().map_err(Error::io(&path))?.len();
-        if size > LARGEST {
-            return Err(Error::checkpoint(
-                path,
-                format!("is damaged: it has {size} bytes, expected at most {LARGEST}"),
-            ));
-        }
-        let survey = Survey::of(&mut file, done).map_err(Error::io(&path))?;
+        let (Metrics { path, mut file }, survey) = Metrics::survey(out, done)?;
         if survey.cuts {
             files::replace_with(&path, |kept| survey.copy(&mut file, kept))?;
             file = files::change(&path)?;
@@ -253,10 +247,49 @@ impl Metrics {
             step: completed.step,
             digest: &completed.saved.digest,
             bytes: completed.bytes,
-            copy_s: completed.copy.as_secs_f64(),
-            write_s: completed.write.as_secs_f64(),
+            copy_s: Some(completed.copy.as_secs_f64()),
+            write_s: Some(completed.write.as_secs_f64()),
         };
-        self.add(serde_json::to_string(&line).unwrap_or_else(|e| unreachable!("plain numbers: {e}")))
+        self.add_saved(&line)
+    }
+
+    fn add_saved(&mut self, line: &SavedLine<'_>) -> Result<()> {
+        self.add(serde_json::to_string(line).unwrap_or_else(|e| unreachable!("plain numbers: {e}")))
+    }
+
+    /// Adds the line of a checkpoint that `out` has, if it has none: the process that wrote it was killed in between.
+    /// How long it took, nobody knows then.
+    ///
+    /// # Errors
+    /// [`Error::Io`], and [`Error::Checkpoint`] for what is no regular file.
+    pub(crate) fn complete(out: &Path, step: u64, digest: &str, bytes: u64) -> Result<()> {
+        let (mut metrics, survey) = Metrics::survey(out, step)?;
+        if survey.saved.as_deref() == Some(digest) {
+            return Ok(());
+        }
+        if survey.open_end {
+            metrics
+                .file
+                .seek(SeekFrom::End(0))
+                .and_then(|_| metrics.file.write_all(b"\n"))
+                .map_err(Error::io(&metrics.path))?;
+        }
+        metrics.add_saved(&SavedLine { step, digest, bytes, copy_s: None, write_s: None })
+    }
+
+    /// The file of the run in `out`, and what is in it as far as step `done`.
+    fn survey(out: &Path, done: u64) -> Result<(Metrics, Survey)> {
+        let path = out.join(METRICS);
+        let mut file = files::change(&path)?;
+        let size = file.metadata().map_err(Error::io(&path))?.len();
+        if size > LARGEST {
+            return Err(Error::checkpoint(
+                path,
+                format!("is damaged: it has {size} bytes, expected at most {LARGEST}"),
+            ));
+        }
+        let survey = Survey::of(&mut file, done).map_err(Error::io(&path))?;
+        Ok((Metrics { path, file }, survey))
     }
 }
 
@@ -280,19 +313,22 @@ enum Own {
     },
     Saved {
         step: u64,
-        #[serde(rename = "digest")]
-        _digest: IgnoredAny,
+        digest: String,
         #[serde(rename = "write_s")]
         _write_s: IgnoredAny,
     },
 }
 
 impl Own {
-    /// The step of a line; None for a line of somebody else.
-    fn step_of(line: &[u8]) -> Option<u64> {
+    /// What a line is; None for a line of somebody else.
+    fn of(line: &[u8]) -> Option<Own> {
         let text = std::str::from_utf8(line).ok().filter(|line| line.len() < LONGEST_LINE)?;
-        match serde_json::from_str(text).ok()? {
-            Own::Step { step, .. } | Own::Saved { step, .. } => Some(step),
+        serde_json::from_str(text).ok()
+    }
+
+    fn step(&self) -> u64 {
+        match self {
+            Own::Step { step, .. } | Own::Saved { step, .. } => *step,
         }
     }
 }
@@ -308,6 +344,8 @@ struct Survey {
     first_foreign: Option<u64>,
     /// Whether what is kept ends in the middle of a line.
     open_end: bool,
+    /// The digest in the last line of the checkpoint of the step as far as which all is kept.
+    saved: Option<String>,
 }
 
 impl Survey {
@@ -334,7 +372,8 @@ impl Survey {
                 return Ok(survey);
             }
             number += 1;
-            let step = if whole { Own::step_of(&line) } else { None };
+            let own = if whole { Own::of(&line) } else { None };
+            let step = own.as_ref().map(Own::step);
             let start = line.len().min(LINE_START.len());
             let cut_off = !whole && line[..start] == LINE_START[..start];
             if cut_off || step.is_some_and(|step| step > done) {
@@ -345,6 +384,11 @@ impl Survey {
                 survey.foreign += 1;
                 survey.first_foreign.get_or_insert(number);
                 survey.open_end = !whole;
+            }
+            if let Some(Own::Saved { step, digest, .. }) = own
+                && step == done
+            {
+                survey.saved = Some(digest);
             }
             match survey.kept.last_mut().filter(|last| last.end == from) {
                 Some(last) => last.end = at,

@@ -2,18 +2,20 @@
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 use crate::metrics::{Load, NO_TARGETS, Record};
-use crate::output::{self, say};
+use crate::output::{self, say, tell};
 use crate::system;
 
 /// Columns of a line, and of a terminal that does not say how many it has.
 const COLUMNS: u16 = 80;
 /// How often the time that is left is drawn, at the least.
 const TICK: Duration = Duration::from_millis(500);
+/// How often a line says how far a validation is.
+const TOLD: Duration = Duration::from_secs(30);
 /// Columns of the bar, and of the time left with its name.
 const BAR: usize = 10;
 const LEFT: usize = 8;
@@ -62,6 +64,11 @@ impl Progress {
         }
     }
 
+    /// Shows how far a validation between the steps is.
+    pub(crate) fn validation(&self) -> Validating {
+        Validating { bar: self.bar.clone(), own: false, told: Instant::now() }
+    }
+
     /// Shows a line that stays.
     pub fn note(&self, line: &str) {
         match &self.bar {
@@ -74,6 +81,51 @@ impl Progress {
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish();
+        }
+    }
+}
+
+/// How far a validation is: on a terminal at once, elsewhere a line on the error output every half minute.
+#[derive(Debug)]
+pub(crate) struct Validating {
+    bar: Option<ProgressBar>,
+    /// Whether nothing else is shown there.
+    own: bool,
+    told: Instant,
+}
+
+impl Validating {
+    /// Of a validation on its own.
+    pub(crate) fn alone() -> Validating {
+        Validating { bar: bar_on_terminal(0, "{wide_msg}"), own: true, told: Instant::now() }
+    }
+
+    /// So many batches are done, of so many.
+    pub(crate) fn reached(&mut self, done: usize, of: usize) {
+        match &self.bar {
+            Some(bar) => bar.set_message(place(done, of)),
+            None => self.due(done, of).iter().for_each(tell),
+        }
+    }
+
+    /// The line, when there was none for a while.
+    fn due(&mut self, done: usize, of: usize) -> Option<String> {
+        let due = self.told.elapsed() >= TOLD;
+        due.then(|| {
+            self.told = Instant::now();
+            place(done, of)
+        })
+    }
+}
+
+fn place(done: usize, of: usize) -> String {
+    format!("validation: batch {done} of {of}")
+}
+
+impl Drop for Validating {
+    fn drop(&mut self) {
+        if let Some(bar) = self.bar.as_ref().filter(|_| self.own) {
+            bar.finish_and_clear();
         }
     }
 }
@@ -246,6 +298,29 @@ mod tests {
         for columns in 30..200 {
             assert!(line(columns).len() <= columns);
         }
+    }
+
+    #[test]
+    fn f29_a_validation_shows_how_far_it_is() {
+        static DRAWN: Mutex<String> = Mutex::new(String::new());
+        let draw = |picture: String| DRAWN.lock().unwrap().push_str(&picture);
+        let screen = Screen { picture: Mutex::default(), columns: || COLUMNS, draw };
+        let progress = Progress::on(Some(screen), 400, 0, 1);
+        let mut validation = progress.validation();
+        for batch in 1..=8 {
+            validation.reached(batch, 8);
+            std::thread::sleep(Duration::from_millis(60));
+        }
+        drop(validation);
+        progress.finish();
+        let drawn = DRAWN.lock().unwrap();
+        assert!(drawn.contains("validation: batch 2 of 8") && drawn.contains("validation: batch 8 of 8"), "{drawn}");
+        // Elsewhere a line comes when it is due, and only then.
+        let mut lines = Validating { bar: None, own: true, told: Instant::now() };
+        assert_eq!(lines.due(3, 8), None);
+        lines.told = lines.told.checked_sub(TOLD).unwrap();
+        assert_eq!(lines.due(3, 8).as_deref(), Some("validation: batch 3 of 8"));
+        assert_eq!(lines.due(3, 8), None);
     }
 
     #[test]

@@ -130,7 +130,7 @@ impl Request {
 }
 
 /// Signals that come together are one: `timeout` sends its signal to the process, and to the group which the process is in.
-const SAME: Duration = Duration::from_millis(300);
+pub(crate) const SAME: Duration = Duration::from_millis(300);
 
 /// A duration as `2h30m` or `90s`: numbers with the units d, h, m and s, the larger ones first.
 ///

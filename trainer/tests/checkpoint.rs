@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +21,14 @@ fn state(step: u64) -> State {
     let place = Place { epoch: 3, index: 17, taken: 117 };
     let text = TextRecord { train: "a".repeat(64), ..TextRecord::default() };
     let config = Config::load(None, &overrides).unwrap();
-    State { step, position: Position { sources: vec![place] }, text, config, validation_loss: None }
+    State {
+        step,
+        position: Position { sources: vec![place] },
+        text,
+        config,
+        validation_loss: None,
+        validation: BTreeMap::new(),
+    }
 }
 
 /// One rank.
@@ -142,6 +150,21 @@ fn a_checkpoint_that_goes_while_it_is_read_has_a_newer_one() {
         }
     });
     assert_eq!(listing(out.path()), ["step-000149"]);
+}
+
+/// A run that goes on retires checkpoints, also one that another process has just checked.
+#[test]
+fn f27_a_checkpoint_that_was_found_is_read_after_it_was_removed() {
+    let out = tempdir().unwrap();
+    save_one(out.path(), 20, 1.5, 1).unwrap();
+    let (checkpoint, _) = find(out.path());
+    save_one(out.path(), 21, 2.5, 1).unwrap();
+    assert_eq!(listing(out.path()), ["step-000021"]);
+    assert_eq!(value(&checkpoint), 1.5);
+    assert_eq!(checkpoint.optimizer.values("exp_avg.lm_head.weight", &[2, 3]).unwrap(), [1.5; 6]);
+    let config = checkpoint.file("config.json").unwrap().unwrap();
+    assert_eq!(config, fs::read(directory(out.path(), 21).join("config.json")).unwrap());
+    assert_eq!(checkpoint.file("tokenizer.json").unwrap(), None);
 }
 
 #[test]

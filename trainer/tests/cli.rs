@@ -277,15 +277,78 @@ fn a_run_that_is_there_is_not_overwritten() {
 }
 
 #[test]
+fn what_is_no_directory_holds_no_run() {
+    let dir = workplace();
+    fs::write(dir.path().join("file"), "mine").unwrap();
+    for out in ["file", "file/run"] {
+        let refused = dropless(dir.path(), &["train", "tiny.toml", "--out", out]);
+        assert_refused(&refused, &["file is no directory"]);
+    }
+    assert_eq!(fs::read(dir.path().join("file")).unwrap(), b"mine");
+}
+
+#[test]
 fn a_run_without_a_checkpoint_is_not_one_to_resume() {
     let dir = workplace();
     // What a process leaves that was ended before its first checkpoint.
     fs::create_dir(dir.path().join("run")).unwrap();
-    fs::write(dir.path().join("run/metrics.jsonl"), "").unwrap();
+    fs::write(dir.path().join("run/metrics.jsonl"), "{\"step\":1,\"loss\":5.0,\"loss_bits\":\"40a00000\"}\n").unwrap();
     let begun = train(dir.path(), &["--steps", "1"]);
     assert_refused(&begun, &["--out run holds a run already (metrics.jsonl)", "remove the directory"]);
     assert!(!text(&begun.stderr).contains("--resume"));
     assert_refused(&train(dir.path(), &["--resume"]), &["no checkpoint in checkpoints/", "remove the directory"]);
+}
+
+#[test]
+fn a_run_that_was_ended_before_its_first_step_begins_anew_where_it_was() {
+    let dir = workplace();
+    let run = dir.path().join("run");
+    let probed = run.join("checkpoints/step-00000000000000000000.tmp-old-77");
+    let leave = || {
+        fs::create_dir_all(run.join("tokenizer")).unwrap();
+        fs::create_dir_all(&probed).unwrap();
+        fs::write(probed.join("optimizer-99999-of-99999.safetensors"), "probe").unwrap();
+        fs::write(run.join("tokenizer/tokenizer.json"), "{}").unwrap();
+        fs::write(run.join("tokenizer/special_tokens.json"), "{}").unwrap();
+        for (name, text) in [("lock", "77 1\n"), ("metrics.jsonl", ""), ("config.toml", "[tr"), ("config.toml.tmp", "")]
+        {
+            fs::write(run.join(name), text).unwrap();
+        }
+    };
+    leave();
+    assert_refused(&train(dir.path(), &["--resume"]), &["no checkpoint in checkpoints/", "without --resume"]);
+    assert_done(&train(dir.path(), &["--steps", "1"]));
+    assert!(!run.join("tokenizer").exists() && !probed.exists());
+    assert!(fs::read_to_string(run.join("config.toml")).unwrap().contains("hidden_size = 32"));
+    // A configuration that lies there on its own is somebody's.
+    fs::remove_dir_all(&run).unwrap();
+    fs::create_dir(&run).unwrap();
+    fs::write(run.join("config.toml"), "").unwrap();
+    assert_refused(&train(dir.path(), &["--steps", "1"]), &["--out run holds a run already (config.toml)"]);
+}
+
+/// A process was killed after it had completed a checkpoint, and before it wrote so.
+#[test]
+fn f18_the_line_of_a_checkpoint_is_written_by_who_goes_on_from_it() {
+    let dir = workplace();
+    assert_done(&train(dir.path(), &["--steps", "2"]));
+    let path = dir.path().join("run/metrics.jsonl");
+    let whole = fs::read_to_string(&path).unwrap();
+    let lines: Vec<&str> = whole.lines().collect();
+    let (last, before) = lines.split_last().unwrap();
+    let without = before.join("\n") + "\n";
+    let expected = format!("{}\"copy_s\":null,\"write_s\":null}}", &last[..last.find("\"copy_s\"").unwrap()]);
+    // Where the run goes on, and where there is nothing left to do; once.
+    for steps in ["2", "2", "3"] {
+        fs::write(&path, &without).unwrap();
+        for _ in 0..2 {
+            assert_done(&train(dir.path(), &["--resume", "--steps", steps]));
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(text.lines().filter(|line| **line == *expected).count(), 1, "{text}");
+        let saved = text.lines().filter(|line| line.contains("digest")).count();
+        assert_eq!(saved, if steps == "3" { 3 } else { 2 }, "{text}");
+    }
 }
 
 #[test]
@@ -329,7 +392,8 @@ fn b18c_a_damaged_checkpoint_falls_back_to_the_previous_one() {
     assert_done(&dropless(dir.path(), &["eval", "run"]));
 }
 
-#[cfg(unix)]
+/// The portable program cannot hear that a file may grow no more, and is ended.
+#[cfg(all(unix, not(dropless_portable)))]
 #[test]
 fn a_full_disk_while_saving_stops_the_run_and_loses_nothing() {
     let dir = workplace();
@@ -646,6 +710,14 @@ fn f20_several_processes_without_a_secret_are_told_which_variable_to_set() {
         assert_refused(&among(dir.path(), &torchrun, &train), &words);
         let short = [&torchrun[..], &[("DROPLESS_SECRET", "guess me")]].concat();
         assert_refused(&among(dir.path(), &short, &train), &["DROPLESS_SECRET is 8 bytes, expected 16 to 4096"]);
+        // A file that others may read holds no secret.
+        fs::write(dir.path().join("secret"), "0123456789abcdef0123456789abcdef").unwrap();
+        let file = [&torchrun[..], &[("DROPLESS_SECRET_FILE", "secret")]].concat();
+        for (mode, refused) in [("640", true), ("604", true), ("600", false), ("400", false)] {
+            assert!(Command::new("chmod").args([mode, "secret"]).current_dir(dir.path()).status().unwrap().success());
+            let said = text(&among(dir.path(), &file, &[&train[..], &["--timeout", "5"]].concat()).stderr);
+            assert_eq!(said.contains(&format!("(mode {mode}): chmod 600 secret")), refused, "{said}");
+        }
     }
     // Ranks that are threads have nothing to prove.
     assert_done(&dropless(dir.path(), &[&train[..], &["--backend", "host", "--ranks", "2", "--steps", "1"]].concat()));

@@ -89,6 +89,19 @@ fn b212_a_misspelt_key_is_refused_with_the_nearest_name() {
     assert_names(&refusal(1, &["modle.vocab_size=2"]), &["modle", "model"]);
     assert_names(&refusal(1, &["expert_paralel=2"]), &["expert_paralel", "did you mean"]);
     assert_names(&refusal(1, &["model.rope_scaling.betafast=2"]), &["model.rope_scaling.beta_fast"]);
+    // Nothing is suggested for what looks like nothing.
+    for key in ["train.zzz", "train.gpu", "wandb", "moe.quux"] {
+        let message = refusal(1, &[&format!("{key}=2")]);
+        assert_names(&message, &[&format!("unknown key {key}")]);
+        assert!(!message.contains("did you mean"), "{message}");
+    }
+}
+
+#[test]
+fn a_weight_that_is_too_large_is_written_as_it_was_given() {
+    let message = refusal(1, &["data.source=[{paths=[\"a\"], weight=1e308}]"]);
+    assert_names(&message, &["data.source[0].weight is 1e308, expected more than 0 and at most 1000000"]);
+    assert_names(&refusal(1, &["data.validation_fraction=1e308"]), &["data.validation_fraction is 1e308, expected"]);
 }
 
 #[test]

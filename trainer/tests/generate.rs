@@ -28,7 +28,7 @@ fn generator(family: &str) -> (tempfile::TempDir, Generator) {
     let options = TrainOptions { out: dir.path().into(), ..TrainOptions::default() };
     let summary = train::run(&config, &options).unwrap().unwrap();
     let checkpoint = Checkpoint::open(&summary.checkpoint).unwrap();
-    let generator = Generator::open(&Source::of_checkpoint(&checkpoint, &[]).unwrap(), &options).unwrap();
+    let generator = Generator::open(Source::of_checkpoint(&checkpoint, &[]).unwrap(), &options).unwrap();
     (dir, generator)
 }
 

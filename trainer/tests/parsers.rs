@@ -8,6 +8,7 @@ use dropless::checkpoint::{Checkpoint, Save, State, save};
 use dropless::config::Config;
 use dropless::data::tokenizer::Json;
 use dropless::data::{Documents, Position, TextRecord, jsonl};
+use dropless::train::Mean;
 use dropless_core::host::{Host, HostOptions};
 use dropless_model::hf::{ModelDir, NamedTensor, TensorFiles};
 use dropless_tests::mutations::{Counted, mutations};
@@ -245,6 +246,7 @@ fn damaged_states_are_refused() {
         text: TextRecord::default(),
         config,
         validation_loss: Some(2.5),
+        validation: [("books".into(), Mean { loss: 2.5, targets: 99 })].into(),
     };
     let weights = [NamedTensor::f32("a", &[2], &[1.0; 2])];
     let all = Save { out: out.path(), weights: &weights, optimizer: &[], state: &state, keep: 0 };

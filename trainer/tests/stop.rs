@@ -1,13 +1,18 @@
-//! Runs that are asked to stop: by signals, and by a time limit.
+//! Runs that are asked to stop: by signals, where the program hears more than Ctrl-C, and by a time limit.
 
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+#[cfg(not(dropless_portable))]
+use std::process::Child;
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use dropless::options::{BackendKind, TrainOptions};
+use dropless::stop::{Reason, Request};
+use dropless::{Config, train};
 use tempfile::TempDir;
 
 /// A run of the small model. It takes some milliseconds a step.
@@ -50,6 +55,7 @@ fn command(out: &Path, steps: u64, more: &[&str]) -> Command {
 }
 
 /// Waits until the run has done that many steps.
+#[cfg(not(dropless_portable))]
 fn reached(out: &Path, steps: usize) {
     let started = Instant::now();
     let done = || fs::read_to_string(out.join("metrics.jsonl")).map_or(0, |text| text.lines().count());
@@ -59,6 +65,7 @@ fn reached(out: &Path, steps: usize) {
     }
 }
 
+#[cfg(not(dropless_portable))]
 fn signal(process: &Child, name: &str) {
     assert!(Command::new("kill").args([name, &process.id().to_string()]).status().unwrap().success());
 }
@@ -67,6 +74,7 @@ fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
+#[cfg(not(dropless_portable))]
 fn digest(output: &Output) -> String {
     let text = printed(output);
     text.lines().find_map(|line| line.strip_prefix("digest ")).unwrap_or_else(|| panic!("{text}")).to_owned()
@@ -92,6 +100,7 @@ fn stopped_after(output: &Output, out: &Path, by: &str) -> u64 {
     step
 }
 
+#[cfg(not(dropless_portable))]
 #[test]
 fn f28_a_signal_ends_the_step_and_saves_and_the_run_goes_on_to_the_same_digest() {
     let dir = TempDir::new().unwrap();
@@ -111,6 +120,7 @@ fn f28_a_signal_ends_the_step_and_saves_and_the_run_goes_on_to_the_same_digest()
     }
 }
 
+#[cfg(not(dropless_portable))]
 #[test]
 fn f28_a_second_signal_ends_the_run_at_once() {
     use std::os::unix::process::ExitStatusExt;
@@ -156,4 +166,72 @@ fn f28_the_processes_of_a_launch_are_told_and_their_code_is_passed_on() {
     // The one that is stopped does not end the other.
     assert_eq!(launch("if [ $RANK = 0 ]; then exit 3; else sleep 1; exit 3; fi"), Some(3));
     assert_eq!(launch("if [ $RANK = 0 ]; then exit 3; else sleep 1; exit 2; fi"), Some(2));
+}
+
+#[cfg(not(dropless_portable))]
+#[test]
+fn f28_a_second_signal_ends_a_launch_and_its_ranks() {
+    let dir = TempDir::new().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dropless"));
+    // Ranks that hear nothing.
+    let line = "trap '' TERM; echo $$ > rank-$RANK.new; mv rank-$RANK.new rank-$RANK; sleep 60";
+    command.args(["launch", "--nproc", "2", "--program", "sh", "--", "-c", line]).current_dir(dir.path());
+    let process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let ranks = ["rank-0", "rank-1"].map(|name| dir.path().join(name));
+    let started = Instant::now();
+    while !ranks.iter().all(|path| path.exists()) {
+        assert!(started.elapsed() < Duration::from_secs(60), "the ranks do not start");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    signal(&process, "-TERM");
+    std::thread::sleep(Duration::from_millis(400));
+    let asked = Instant::now();
+    signal(&process, "-TERM");
+    let output = process.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(128 + 15), "{}", printed(&output));
+    assert!(asked.elapsed() < Duration::from_secs(20), "{:?}", asked.elapsed());
+    for path in ranks {
+        let id = fs::read_to_string(path).unwrap();
+        let alive = Command::new("kill").args(["-0", id.trim()]).stderr(Stdio::null()).status().unwrap().success();
+        assert!(!alive, "rank {id} runs on");
+    }
+}
+
+/// The validation after the last step is of the whole set, and takes long here.
+#[test]
+fn f28_what_comes_during_the_last_validation_leaves_it_out_and_the_run_is_done() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("run");
+    let large = ["--set", "data.validation_fraction=0.9", "--time-limit", "1s"];
+    for more in [&large[..], &[&large[..], &["--resume"]].concat()] {
+        let started = Instant::now();
+        let output = command(&out, 2, more).output().unwrap();
+        let text = printed(&output);
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        assert!(
+            text.contains("the time limit: all steps are done and saved, the last validation is left out"),
+            "{text}"
+        );
+        assert!(!text.contains("validation loss") && started.elapsed() < Duration::from_secs(30), "{text}");
+        assert_eq!(checkpoints(&out), [2]);
+    }
+}
+
+/// A run that is done has its validation in its checkpoint. One that is resumed there takes it, even if it is to stop.
+#[test]
+fn f28_a_validation_that_is_recorded_is_not_done_again() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("run");
+    let set = |text: &&str| (!text.starts_with("--")).then(|| (*text).to_owned());
+    let overrides: Vec<String> = RUN[5..].iter().filter_map(set).chain(["train.steps=2".into()]).collect();
+    let config = Config::load(None, &overrides).unwrap();
+    fs::create_dir(&out).unwrap();
+    let options = TrainOptions { out, threads: 1, backend: BackendKind::Host, ..TrainOptions::default() };
+    let done = train::run(&config, &options).unwrap().unwrap();
+    assert_eq!((done.stopped, done.unvalidated, done.validation.len()), (None, None, 1));
+    let resumed = TrainOptions { resume: true, stop: Request::default(), ..options };
+    resumed.stop.ask(Reason::Terminate);
+    let again = train::run(&config, &resumed).unwrap().unwrap();
+    assert_eq!((again.stopped, again.unvalidated), (None, None));
+    assert_eq!(again.validation, done.validation);
 }

@@ -7,6 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use dropless::checkpoint::Checkpoint;
 use dropless::config::Config;
 use dropless::data::{
     Batch, Corpus, Decoder, Documents, Mixture, Position, Stream, Texts, Tokenizer, matching, validation,
@@ -318,6 +319,29 @@ fn indexed_files_of_every_type_are_read() {
     let (bin, idx) = megatron(8, 2, &[[1, 2], [3, 9], [5, 9]]);
     let documents = Documents::new(bin.into(), idx.into(), 9).unwrap();
     assert_eq!(documents.tokens(), 6);
+    // Each that does not gets one: an empty one, too, and nothing changes for the others.
+    for count in [3, 200] {
+        let sequence = |n: u16| match n % 3 {
+            0 => vec![n % 5, 9],
+            1 => vec![],
+            _ => vec![n % 5, 2],
+        };
+        let all: Vec<Vec<u16>> = (0..count).map(sequence).collect();
+        let (bin, idx) = indexed(&all);
+        let documents = Documents::new(bin.into(), idx.into(), 9).unwrap();
+        let closed = |ids: &Vec<u16>| {
+            let end = (ids.last() != Some(&9)).then_some(9);
+            ids.iter().copied().chain(end).map(u32::from).collect::<Vec<u32>>()
+        };
+        let expected: Vec<u32> = all.iter().flat_map(closed).collect();
+        assert_eq!(documents.tokens(), expected.len());
+        for from in 0..expected.len() {
+            let to = expected.len().min(from + 7);
+            let mut out = Vec::new();
+            documents.read(from..to, &mut out);
+            assert_eq!(out, expected[from..to], "{from}");
+        }
+    }
     // A negative id is none.
     let (bin, idx) = megatron(4, 4, &[[1, -2], [3, 9], [5, 9]]);
     let message = Documents::new(bin.into(), idx.into(), 9).unwrap().check_ids(usize::MAX >> 40).unwrap_err();
@@ -333,6 +357,22 @@ fn indexed_files_of_every_type_are_read() {
     let mut other = idx.clone();
     other[9] = 2;
     assert!(refused(&bin, &other).contains("version 2"));
+}
+
+/// Files with a document in each sequence, ids of 16 bits.
+fn indexed(sequences: &[Vec<u16>]) -> (Vec<u8>, Vec<u8>) {
+    let count = sequences.len() as u64;
+    let mut idx = b"MMIDIDX\0\0\x01\0\0\0\0\0\0\0\x08".to_vec();
+    idx.extend([count, count + 1].iter().flat_map(|n| n.to_le_bytes()));
+    idx.extend(sequences.iter().flat_map(|ids| u32::try_from(ids.len()).unwrap().to_le_bytes()));
+    let mut at = 0u64;
+    for ids in sequences {
+        idx.extend(at.to_le_bytes());
+        at += 2 * ids.len() as u64;
+    }
+    idx.extend((0..=count).flat_map(u64::to_le_bytes));
+    let bin = sequences.iter().flatten().flat_map(|id| id.to_le_bytes()).collect();
+    (bin, idx)
 }
 
 /// The tokens of a configuration, for so many ranks, stopped after `stop` batches.
@@ -474,6 +514,72 @@ fn a_tokenizer_that_gives_other_ids_each_time_is_refused() {
 }
 
 #[test]
+fn special_tokens_are_ids_of_the_tokenizer() {
+    let dir = tempdir().unwrap();
+    let folder = tokenizer(dir.path());
+    fs::write(folder.join("tokenizer_config.json"), json!({"eos_token": "<|end|>"}).to_string()).unwrap();
+    for (key, id, word) in [("bos_token_id", 999, "begins"), ("pad_token_id", 262, "is padded")] {
+        fs::write(folder.join("generation_config.json"), json!({ key: id }).to_string()).unwrap();
+        let message = Tokenizer::open_file(&folder).unwrap_err().to_string();
+        assert!(message.ends_with(&format!("a text {word} with id {id}, but its ids are below 262")), "{message}");
+        fs::write(folder.join("generation_config.json"), json!({ key: 261 }).to_string()).unwrap();
+        Tokenizer::open_file(&folder).unwrap();
+    }
+}
+
+/// A text may end with the end token itself; it is there once.
+#[test]
+fn an_end_token_that_is_spelled_out_is_the_end() {
+    let dir = tempdir().unwrap();
+    tokenizer(dir.path());
+    let (lines, named) = (dir.path().join("a.jsonl"), dir.path().join("tokenizer"));
+    fs::write(&lines, "{\"text\":\"ab<|end|>\"}\n{\"text\":\"cab\"}\n".repeat(20)).unwrap();
+    let command = ["tokenize", "--tokenizer", "tokenizer", "--eos", "--out", "closed", "a.jsonl"];
+    assert_done(&dropless(dir.path(), &command));
+    let tokens = |file: &str| {
+        let set = [
+            format!("data.train=[\"{}/{file}\"]", dir.path().display()),
+            format!("data.tokenizer={}", named.display()),
+            "train.sequence_length=4".into(),
+        ];
+        let mut out = Vec::new();
+        Texts::load(&config(&set)).unwrap().train.sources()[0].read(0..40, &mut out);
+        out
+    };
+    let expected = [259, END, 99, 259, END].repeat(8);
+    assert_eq!((&tokens("a.jsonl"), &tokens("closed.bin")), (&expected, &expected));
+}
+
+#[test]
+fn what_is_no_file_is_named_for_what_it_is() {
+    let dir = tempdir().unwrap();
+    fs::create_dir(dir.path().join("folder")).unwrap();
+    let refusal = |pattern: &str| {
+        let pattern = format!("data.train=[\"{pattern}\"]");
+        Texts::load(&config(&[pattern])).unwrap_err().to_string()
+    };
+    let folder = dir.path().join("f*");
+    let message = refusal(folder.to_str().unwrap());
+    assert!(message.contains("matches no file, but the directory ") && message.ends_with("folder"), "{message}");
+    #[cfg(unix)]
+    assert!(refusal("/dev/zero").ends_with("matches no file, but /dev/zero, which is a pipe, a socket or a device"));
+    let none = dir.path().join("none");
+    assert!(refusal(none.to_str().unwrap()).ends_with("none\" matches no file"));
+}
+
+#[test]
+fn a_byte_order_mark_is_no_json() {
+    let dir = tempdir().unwrap();
+    fs::write(dir.path().join("a.jsonl"), "\u{feff}{\"text\":\"a\"}\n{\"text\":\"bc\"}\n").unwrap();
+    assert_done(&dropless(dir.path(), &["tokenize", "--tokenizer", "byte", "--out", "a", "a.jsonl"]));
+    assert_eq!(fs::read(dir.path().join("a.bin")).unwrap(), b"a\0b\0c\0");
+    // It stands at the beginning of a file and nowhere else.
+    fs::write(dir.path().join("b.jsonl"), "{\"text\":\"a\"}\n\u{feff}{\"text\":\"bc\"}\n").unwrap();
+    let output = dropless(dir.path(), &["tokenize", "--tokenizer", "byte", "--out", "b", "b.jsonl"]);
+    assert_refused(&output, &["b.jsonl:2: "]);
+}
+
+#[test]
 fn what_is_wrong_with_a_line_of_json_has_one_place() {
     let dir = tempdir().unwrap();
     fs::write(dir.path().join("a.jsonl"), "{\"text\":\"a\"}\n{\"text\":5}\n").unwrap();
@@ -505,13 +611,20 @@ fn a_run_with_a_tokenizer_exports_it_and_generates_with_it() {
     let output = dropless(dir.path(), &generate);
     assert_done(&output);
     assert!(String::from_utf8(output.stdout).unwrap().starts_with("the "));
+    // Also when its name goes after it was checked.
+    let checked = Checkpoint::open(&checkpoint).unwrap();
+    fs::rename(&checkpoint, dir.path().join("retired")).unwrap();
+    let source = Source::of_checkpoint(&checked, &[]).unwrap();
+    let generator = Generator::open(source, &TrainOptions::default()).unwrap();
+    assert_eq!(generator.tokenizer().end(), END);
+    fs::rename(dir.path().join("retired"), &checkpoint).unwrap();
     // A model directory of it is generated from alike.
     for name in ["state.json", "optimizer.safetensors"] {
         fs::remove_file(checkpoint.join(name)).unwrap();
     }
     let options = TrainOptions::default();
     let source = Source::of_directory(&checkpoint, None, &["train.sequence_length=32".into()]).unwrap();
-    let generator = Generator::open(&source, &options).unwrap();
+    let generator = Generator::open(source, &options).unwrap();
     assert_eq!(generator.tokenizer().end(), END);
     let sampling = Sampling { seed: 1, temperature: 1.0, top_p: 1.0 };
     generator.continue_texts(&["the abb"], 8, &sampling, |_, _| {}).unwrap();

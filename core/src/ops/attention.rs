@@ -93,7 +93,8 @@ op!(AttentionForward: read(q, k, v, start), write(out, lse), value(shape));
 /// Products, and what is not seen, as in [`AttentionForward`]; in the gradients of a key these are the rows that do not see
 /// it. For each row and visible key:
 /// - delta = row reduction of d_out * out over the head's elements;
-/// - p = ex2(fma(q . k, c, -lse)), or ex2((q . k) * c - lse) unless |lse| < 2^24, with c as there; dp = d_out . v, a chain along the head; ds = p * (dp - delta).
+/// - p = ex2(fma(q . k, c, -lse)), or ex2((q . k) * c - lse) unless |lse| < 2^24, with c as there; dp = d_out . v, a chain
+///   along the head; ds = p * (dp - delta).
 ///
 /// With p and ds rounded to the operands' type:
 /// - d_v of a key is one chain of p * d_out, and d_k = scale * (one chain of ds * q), over the query heads of its head in

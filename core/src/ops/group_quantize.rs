@@ -82,9 +82,10 @@ tensors!(ColumnBlocks: tensor(codes, scales, offsets));
 /// Quantizes ragged groups of rows, or a stack of matrices, row-wise, column-wise or both in one pass.
 ///
 /// # Shape
-/// x: f32 or bf16, `[rows, cols]` with u32 offsets `[groups + 1]` (as those of [`super::GroupedGemm`]), or `[groups, n, k]` without. `square` needs stacked
-/// matrices. With `gather` (u32 `[rows]`, only with offsets) row r is row `gather[r]` of x `[source rows, cols]`, a row of +0
-/// where there is none. Column-wise NVFP4 is not defined. amax: f32 `[1]`, written, for NVFP4 only.
+/// x: f32 or bf16, `[rows, cols]` with u32 offsets `[groups + 1]` (as those of [`super::GroupedGemm`]), or
+/// `[groups, n, k]` without. `square` needs stacked matrices. With `gather` (u32 `[rows]`, only with offsets) row r is row
+/// `gather[r]` of x `[source rows, cols]`, a row of +0 where there is none. Column-wise NVFP4 is not defined. amax: f32
+/// `[1]`, written, for NVFP4 only.
 ///
 /// # Numerics
 /// `NUMERICS.md`, "Block formats". Both results come from the unquantized input.

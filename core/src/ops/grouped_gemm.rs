@@ -168,8 +168,9 @@ impl<'a> Field<'a> for Operand<'a> {
 /// f32 operands follow the `F32` model. bf16 and MXFP8 operands follow the backend's model (MXFP8 elements become
 /// `bf16(f32(code) * 2^(scale - 127))` under `F32` and `Hopper`). FP8 blocks: for each 128 along the chain a product
 /// from zero under the model's e4m3 rule, then `acc = fma(part, scale_a * scale_b, acc)` from zero. Split operands: for
-/// each 128 along the chain a product of bf16 from zero over the pairs of parts that count, then `acc = acc + part` from
-/// zero. The f32 result is rounded once (nearest even) if `out` is bf16; with `accumulate`, `out = out + result`, one f32 add.
+/// each 128 along the chain a product of bf16 from zero over the pairs of parts that count, then `acc = acc + part`
+/// from zero. The f32 result is rounded once (nearest even) if `out` is bf16; with `accumulate`, `out = out + result`,
+/// one f32 add.
 ///
 /// # Errors
 /// [`crate::Error::Argument`] names the operand and its dimensions.

@@ -55,8 +55,8 @@ struct Outgoing {
 /// Writes `from` to the directory `out`, which must not exist: it appears when everything is written.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] when `out` exists or names no directory, for a number that the new type cannot hold, and for files that change
-/// meanwhile; [`Error::Io`]. What was written is removed again.
+/// [`Error::Checkpoint`] when `out` exists or names no directory, for a number that the new type cannot hold, and for
+/// files that change meanwhile; [`Error::Io`]. What was written is removed again.
 pub fn convert(from: &ModelDir, out: &Path, conversion: &Conversion) -> Result<Converted> {
     if out.symlink_metadata().is_ok() {
         return Err(Error::checkpoint(out, "exists already, and is not overwritten"));

@@ -72,7 +72,7 @@ impl Inspection {
             embedding: (architecture.vocab * architecture.hidden) as u64,
             next,
             dtypes,
-            files: weights.files().files().len(),
+            files: weights.files().count(),
             layout: format!("{experts_are}, names {prefix} model."),
             blocks: weights.blocks().filter(|_| scaled).map(|blocks| format!("{} x {}", blocks.rows, blocks.columns)),
             ignored: weights.ignored().to_vec(),

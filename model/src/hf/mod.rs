@@ -11,6 +11,7 @@ mod elements;
 mod inspect;
 pub mod layout;
 mod listing;
+mod open_file;
 pub mod tensors;
 mod weight_files;
 
@@ -20,5 +21,6 @@ pub use convert::{Conversion, convert};
 pub use dir::ModelDir;
 pub use inspect::Inspection;
 pub use layout::{Experts, Layout};
+pub use open_file::OpenFile;
 pub use tensors::{NamedTensor, TensorFiles};
 pub use weight_files::WeightFiles;

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use dropless_core::files;
 use safetensors::Dtype;
@@ -15,6 +16,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 
 use super::elements;
+use super::open_file::OpenFile;
 use crate::error::{Error, Result};
 use crate::words::plain;
 
@@ -174,17 +176,6 @@ impl Writing<'_> {
     }
 }
 
-/// The record of a file as it is now.
-///
-/// # Errors
-/// [`Error::Checkpoint`] for what is no regular file, [`Error::Io`].
-pub fn record(path: &Path) -> Result<FileRecord> {
-    let mut hasher = blake3::Hasher::new();
-    let (file, size) = files::open(path)?;
-    let bytes = std::io::copy(&mut file.take(size), &mut hasher).map_err(Error::io(path))?;
-    Ok(FileRecord { bytes, blake3: hasher.finalize().to_hex().to_string() })
-}
-
 /// Where a tensor lies.
 #[derive(Clone, Debug)]
 struct Place {
@@ -206,9 +197,11 @@ pub(super) struct Found<'a> {
 }
 
 /// Named tensors in one or several files.
+///
+/// The files stay open, so that all of it can be read even when somebody removes them.
 #[derive(Clone, Debug)]
 pub struct TensorFiles {
-    files: Vec<PathBuf>,
+    files: Vec<Arc<OpenFile>>,
     places: BTreeMap<String, Place>,
 }
 
@@ -246,7 +239,7 @@ impl TensorFiles {
         }
         let tensors = TensorFiles::open_files(names.into_iter().map(|name| dir.join(name)).collect())?;
         for (tensor, file) in &map {
-            if tensors.places.get(tensor).is_none_or(|place| tensors.files[place.file] != dir.join(file)) {
+            if tensors.places.get(tensor).is_none_or(|place| tensors.path(place.file) != dir.join(file)) {
                 return Err(Error::checkpoint(&index, format!("{tensor} is not in {file}, where the index has it")));
             }
         }
@@ -258,16 +251,25 @@ impl TensorFiles {
     /// # Errors
     /// [`Error::Checkpoint`] or [`Error::Io`], naming the file; a tensor that is in two files is an error too.
     pub fn open_files(files: Vec<PathBuf>) -> Result<TensorFiles> {
+        let open = |path: PathBuf| OpenFile::open(&path).map(Arc::new);
+        TensorFiles::of(files.into_iter().map(open).collect::<Result<_>>()?)
+    }
+
+    /// The tensors of files that are open, of which there is at least one.
+    ///
+    /// # Errors
+    /// As [`open_files`](TensorFiles::open_files).
+    pub fn of(files: Vec<Arc<OpenFile>>) -> Result<TensorFiles> {
         let mut places: BTreeMap<String, Place> = BTreeMap::new();
-        for (file, path) in files.iter().enumerate() {
-            let (header, metadata) = read_header(path)?;
+        for (at, file) in files.iter().enumerate() {
+            let (header, metadata) = read_header(file)?;
             for (name, info) in metadata.tensors() {
                 let (from, to) = info.data_offsets;
                 let (dtype, shape) = (info.dtype, info.shape.clone());
-                let place = Place { file, dtype, shape, from: header + from as u64, bytes: to - from };
+                let place = Place { file: at, dtype, shape, from: header + from as u64, bytes: to - from };
                 if let Some(first) = places.insert(name.clone(), place) {
-                    let first = files[first.file].display();
-                    return Err(Error::checkpoint(path, format!("{name} is also in {first}")));
+                    let first = files[first.file].path().display();
+                    return Err(Error::checkpoint(file.path(), format!("{name} is also in {first}")));
                 }
             }
         }
@@ -290,20 +292,24 @@ impl TensorFiles {
         Some(Found { dtype: place.dtype, shape: &place.shape, file: place.file, bytes: place.bytes })
     }
 
-    /// The files.
-    pub fn files(&self) -> &[PathBuf] {
-        &self.files
+    /// Number of files.
+    pub(super) fn count(&self) -> usize {
+        self.files.len()
+    }
+
+    fn path(&self, file: usize) -> &Path {
+        self.files[file].path()
     }
 
     /// The file, or the directory of several.
     pub(super) fn whole(&self) -> &Path {
-        let first = &self.files[0];
+        let first = self.path(0);
         if self.files.len() == 1 { first } else { first.parent().unwrap_or(first) }
     }
 
     /// " in FILE" where there are several files, for a list of tensors of all of them.
     pub(super) fn of_several(&self, file: usize) -> String {
-        let name = self.files[file].file_name().unwrap_or_default().to_string_lossy();
+        let name = self.path(file).file_name().unwrap_or_default().to_string_lossy();
         if self.files.len() == 1 { String::new() } else { format!(" in {name}") }
     }
 
@@ -314,22 +320,19 @@ impl TensorFiles {
 
     /// An error about a tensor that is there.
     pub(super) fn bad(&self, name: &str, what: impl std::fmt::Display) -> Error {
-        let path = self.places.get(name).map_or(self.whole(), |place| &self.files[place.file]);
+        let path = self.places.get(name).map_or(self.whole(), |place| self.path(place.file));
         Error::checkpoint(path, format!("{name} {what}"))
     }
 
     /// Bytes of a tensor, from the `from`th on.
     pub(super) fn read(&self, name: &str, from: usize, bytes: usize) -> Result<Vec<u8>> {
         let place = self.place(name)?;
-        let path = &self.files[place.file];
         if from.checked_add(bytes).is_none_or(|to| to > place.bytes) {
             return Err(self.bad(name, format!("has {} bytes, but {bytes} from {from} on are needed", place.bytes)));
         }
-        let mut buffer = files::buffer(path, bytes as u64)?;
-        let (mut file, _) = files::open(path)?;
-        file.seek(SeekFrom::Start(place.from + from as u64))
-            .and_then(|_| file.read_exact(&mut buffer))
-            .map_err(Error::io(path))?;
+        let file = &self.files[place.file];
+        let mut buffer = files::buffer(file.path(), bytes as u64)?;
+        file.read_at(place.from + from as u64, &mut buffer)?;
         Ok(buffer)
     }
 
@@ -355,7 +358,7 @@ impl TensorFiles {
         if !elements::FLOATS.contains(dtype) {
             return Err(self.bad(name, format!("is {dtype}, expected F32, BF16 or F16")));
         }
-        let mut values = files::room(&self.files[*file], (bytes / elements::size(*dtype)) as u64)?;
+        let mut values = files::room(self.path(*file), (bytes / elements::size(*dtype)) as u64)?;
         // Block by block, so that the tensor is in memory once.
         for from in (0..*bytes).step_by(BLOCK) {
             elements::append(*dtype, &self.read(name, from, BLOCK.min(bytes - from))?, &mut values);
@@ -384,7 +387,7 @@ impl TensorFiles {
             other => return Err(self.bad(name, format!("is {other}, expected I64, I32 or U32"))),
         };
         let size = elements::size(*dtype);
-        let mut ids = files::room(&self.files[*file], (bytes / size) as u64)?;
+        let mut ids = files::room(self.path(*file), (bytes / size) as u64)?;
         for id in self.read(name, 0, *bytes)?.chunks_exact(size).map(wide) {
             ids.push(u32::try_from(id).map_err(|_| self.bad(name, format!("has the id {id}")))?);
         }
@@ -393,14 +396,14 @@ impl TensorFiles {
 }
 
 /// Where the data begins, and the header, checked against the size of the file.
-fn read_header(path: &Path) -> Result<(u64, Metadata)> {
+fn read_header(file: &OpenFile) -> Result<(u64, Metadata)> {
+    let (path, size) = (file.path(), file.bytes());
     let bad = |what: String| Error::checkpoint(path, what);
-    let (mut file, size) = files::open(path)?;
     if size < 8 {
         return Err(bad(format!("is damaged: it has {size} bytes, but a safetensors file has at least 8")));
     }
     let mut length = [0; 8];
-    file.read_exact(&mut length).map_err(Error::io(path))?;
+    file.read_at(0, &mut length)?;
     let length = u64::from_le_bytes(length);
     if length > size - 8 {
         return Err(bad(format!("is damaged: its header claims {length} bytes, but the file has {size} in all")));
@@ -409,7 +412,7 @@ fn read_header(path: &Path) -> Result<(u64, Metadata)> {
         return Err(bad(format!("has a header of {length} bytes, expected at most {LONGEST_HEADER}")));
     }
     let mut json = files::buffer(path, length)?;
-    file.read_exact(&mut json).map_err(Error::io(path))?;
+    file.read_at(8, &mut json)?;
     let metadata: Metadata = serde_json::from_slice(&json).map_err(|e| bad(unsupported(&json, &e)))?;
     let (from, expected) = (8 + length, 8 + length + metadata.data_len() as u64);
     if size != expected {

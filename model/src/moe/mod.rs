@@ -298,8 +298,8 @@ fn received(dispatch: &Dispatch<'_>, x: &Tensor, chunk: &mut ChunkSaved) -> Resu
 }
 
 impl MoeSaved {
-    /// The chosen experts of each token (u32 `[tokens, k]`, [`dropless_core::ops::NONE`] for padding) and their weights (f32), after a
-    /// forward pass.
+    /// The chosen experts of each token (u32 `[tokens, k]`, [`dropless_core::ops::NONE`] for padding) and their weights
+    /// (f32), after a forward pass.
     ///
     /// # Errors
     /// [`Error::Argument`] before the forward pass.

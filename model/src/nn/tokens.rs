@@ -71,8 +71,8 @@ impl Tokens {
     /// several on one.
     ///
     /// # Errors
-    /// [`dropless_core::Error::Argument`] when the replicas of the experts do not divide the expert shards, or the expert shards
-    /// here the gradient shards here.
+    /// [`dropless_core::Error::Argument`] when the replicas of the experts do not divide the expert shards, or the
+    /// expert shards here the gradient shards here.
     pub fn with_expert_shards(self, backend: &dyn Backend, shards: usize) -> Result<Tokens> {
         let caps = backend.caps();
         let replicas = caps.size(Group::Replicas);

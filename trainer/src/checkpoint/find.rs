@@ -1,14 +1,16 @@
 //! Finding the newest or the best checkpoint that can be used, and reading one.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use dropless_core::files;
-use dropless_model::hf::WeightFiles;
-use dropless_model::hf::tensors::{self, TensorFiles};
+use dropless_model::hf::tensors::FileRecord;
+use dropless_model::hf::{OpenFile, TensorFiles, WeightFiles};
 
-use super::{FOLDER, FORMAT, Manifest, STATE, State};
+use super::{FOLDER, FORMAT, Manifest, STATE, State, Stem};
 use dropless_model::words::plain;
 
 use crate::error::{Error, Result};
@@ -17,7 +19,7 @@ use crate::error::{Error, Result};
 /// larger.
 const LONGEST_STATE: u64 = 1 << 24;
 
-/// A complete, undamaged checkpoint.
+/// A complete, undamaged checkpoint. Its files are open: a run that goes on may remove it meanwhile.
 #[derive(Debug)]
 pub struct Checkpoint {
     /// Its directory.
@@ -30,6 +32,8 @@ pub struct Checkpoint {
     pub weights: TensorFiles,
     /// Optimizer state.
     pub optimizer: TensorFiles,
+    /// All files but the record.
+    files: BTreeMap<String, Arc<OpenFile>>,
 }
 
 /// What [`newest`] or [`best`] found.
@@ -48,20 +52,13 @@ impl Checkpoint {
     /// [`Error::Checkpoint`] or [`Error::Io`], naming the file and what is wrong with it.
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let manifest = manifest(path)?;
-        for (name, expected) in &manifest.files {
-            let file = path.join(name);
-            // A size is compared before anything is read: the file may be a device or a hole of any length.
-            let (_, bytes) = files::open(&file)?;
-            if bytes != expected.bytes {
-                let what = format!("is damaged: it has {bytes} bytes, but {} were written", expected.bytes);
-                return Err(Error::checkpoint(&file, what));
-            }
-            let found = tensors::record(&file)?;
-            if found.blake3 != expected.blake3 {
-                return Err(Error::checkpoint(&file, "is damaged: its contents are not what was written"));
+        let files = opened(path, &manifest)?;
+        for (name, file) in &files {
+            if file.record()?.blake3 != manifest.files[name].blake3 {
+                return Err(Error::checkpoint(file.path(), "is damaged: its contents are not what was written"));
             }
         }
-        Checkpoint::described(path, manifest)
+        Checkpoint::described(path, manifest, files)
     }
 
     /// Opens a checkpoint that another process has compared with its record.
@@ -69,7 +66,22 @@ impl Checkpoint {
     /// # Errors
     /// As [`open`](Checkpoint::open), as far as damage shows.
     pub fn reopen(path: &Path) -> Result<Checkpoint> {
-        Checkpoint::described(path, manifest(path)?)
+        let manifest = manifest(path)?;
+        let files = opened(path, &manifest)?;
+        Checkpoint::described(path, manifest, files)
+    }
+
+    /// The contents of one of its files, if it has one of that name.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn file(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        Ok(self.files.get(name).map(|file| file.read()).transpose()?)
+    }
+
+    /// Of all its files but the record.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.files.values().map(|file| file.bytes()).sum()
     }
 
     /// The weights by the pieces of the model.
@@ -80,11 +92,34 @@ impl Checkpoint {
         Ok(WeightFiles::find(self.weights.clone(), &self.state.config.model.architecture(), None)?)
     }
 
-    fn described(path: &Path, manifest: Manifest) -> Result<Checkpoint> {
-        let weights = TensorFiles::open(path, "model")?;
-        let optimizer = TensorFiles::open(path, "optimizer")?;
-        Ok(Checkpoint { path: path.to_owned(), state: manifest.state, digest: manifest.digest, weights, optimizer })
+    fn described(path: &Path, manifest: Manifest, files: BTreeMap<String, Arc<OpenFile>>) -> Result<Checkpoint> {
+        let tensors = |stem: Stem| {
+            let own = files.iter().filter(|(name, _)| stem.has(name)).map(|(_, file)| file.clone());
+            match own.collect::<Vec<_>>() {
+                none if none.is_empty() => {
+                    Err(Error::checkpoint(path, format!("is damaged: it has no {}.safetensors", stem.name())))
+                }
+                own => Ok(TensorFiles::of(own)?),
+            }
+        };
+        let (weights, optimizer) = (tensors(Stem::Weights)?, tensors(Stem::Optimizer)?);
+        let Manifest { state, digest, .. } = manifest;
+        Ok(Checkpoint { path: path.to_owned(), state, digest, weights, optimizer, files })
     }
+}
+
+/// The files of a checkpoint, all of which are opened, and have the sizes of the record.
+fn opened(path: &Path, manifest: &Manifest) -> Result<BTreeMap<String, Arc<OpenFile>>> {
+    let open = |(name, expected): (&String, &FileRecord)| {
+        // A size is compared before anything is read: the file may be a device or a hole of any length.
+        let file = OpenFile::open(&path.join(name))?;
+        if file.bytes() != expected.bytes {
+            let what = format!("is damaged: it has {} bytes, but {} were written", file.bytes(), expected.bytes);
+            return Err(Error::checkpoint(file.path(), what));
+        }
+        Ok((name.clone(), Arc::new(file)))
+    };
+    manifest.files.iter().map(open).collect()
 }
 
 /// The record of a checkpoint, as it was written.

@@ -21,6 +21,7 @@ mod save;
 pub use digest::digest;
 pub(crate) use find::steps;
 pub use find::{Checkpoint, Found, best, newest, newest_state};
+pub(crate) use own::holds_nothing;
 pub use own::remove_incomplete;
 pub use save::{Contents, Save, Saved, Stem, directory, save};
 pub(crate) use save::{Plan, origin, text};
@@ -31,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::data::{Position, TextRecord};
+use crate::train::Mean;
 use dropless_model::hf::tensors::FileRecord;
 
 /// What a run needs besides tensors to resume.
@@ -47,6 +49,10 @@ pub struct State {
     /// The validation loss after the step, if it was validated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
+    /// The losses on the whole validation sets, by their names, if the run was done with this step: a run that is resumed
+    /// there has them already.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub validation: BTreeMap<String, Mean>,
 }
 
 /// Version of the layout; a reader refuses others.

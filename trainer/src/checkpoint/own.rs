@@ -35,10 +35,7 @@ fn is_left_over(name: &str) -> bool {
 
 /// Whether a file of this name may be one of a checkpoint's.
 fn is_of_checkpoint(name: &str) -> bool {
-    let tensors = |stem: Stem| {
-        let rest = name.strip_prefix(stem.name()).filter(|rest| rest.starts_with(['.', '-']));
-        rest.is_some_and(|rest| rest.ends_with(".safetensors") || rest.ends_with(".safetensors.index.json"))
-    };
+    let tensors = |stem: Stem| stem.has(name) || (stem.begins(name) && name.ends_with(".safetensors.index.json"));
     let part = name.strip_prefix("part-").and_then(|rest| rest.strip_suffix(".json"));
     [STATE, CONFIG, GENERATION_CONFIG].contains(&name)
         || COPIED.contains(&name)
@@ -75,6 +72,18 @@ fn is_directory(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir())
 }
 
+/// Whether nothing is in the folder of checkpoints but what an interrupted save left, or it is not there.
+pub(crate) fn holds_nothing(folder: &Path) -> bool {
+    // A link that leads nowhere is there, and may lead to checkpoints.
+    let there = folder.symlink_metadata().is_ok();
+    !there || find::entries(folder).is_ok_and(|entries| entries.iter().all(|path| is_incomplete(path)))
+}
+
+/// Whether it is a directory that an interrupted save left.
+fn is_incomplete(path: &Path) -> bool {
+    path.file_name().and_then(|name| name.to_str()).is_some_and(is_left_over) && is_directory(path)
+}
+
 /// Removes what an interrupted save left in the run in `out`, and says so in a line for each directory. For the process
 /// that holds the run.
 ///
@@ -83,8 +92,7 @@ fn is_directory(path: &Path) -> bool {
 pub fn remove_incomplete(out: &Path) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     for path in find::entries(&out.join(FOLDER))? {
-        let left_over = path.file_name().and_then(|name| name.to_str()).is_some_and(is_left_over);
-        if left_over && is_directory(&path) {
+        if is_incomplete(&path) {
             notes.push(match remove(&path)? {
                 true => format!("removed {}, which an interrupted save left behind", path.display()),
                 false => format!("kept {}, which holds files that are not of a checkpoint", path.display()),

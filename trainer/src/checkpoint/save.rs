@@ -40,6 +40,16 @@ impl Stem {
             Stem::Optimizer => "optimizer",
         }
     }
+
+    /// Whether a file of this name has some of its tensors.
+    pub(super) fn has(self, name: &str) -> bool {
+        self.begins(name) && name.ends_with(".safetensors")
+    }
+
+    /// Whether the name begins as those of its files.
+    pub(super) fn begins(self, name: &str) -> bool {
+        name.strip_prefix(self.name()).is_some_and(|rest| rest.starts_with(['.', '-']))
+    }
 }
 
 /// The tensors of one rank's part. Each tensor is given by exactly one rank, which holds it.

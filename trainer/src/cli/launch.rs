@@ -3,8 +3,8 @@
 //! They also get a secret that nobody else has, by which they know each other (docs/protocol.md).
 //!
 //! Rank 0 has the terminal to itself; what another rank prints appears on the error output, line by line, behind the
-//! rank's name. When a rank fails, the others have a moment to notice it and to say so, then they are ended, with what
-//! they started where the system knows it.
+//! rank's name. Signals are passed on, and a second one ends all of it at once. When a rank fails, the others have a
+//! moment to notice it and to say so, then they are ended, with what they started where the system knows it.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read};
@@ -21,11 +21,14 @@ use dropless_core::world::{LISTEN, SECRET, SECRET_FILE};
 use super::STOPPED;
 use crate::error::{Error, Result};
 use crate::output;
+use crate::stop::SAME;
 use crate::system::{self, Signals, Stop};
 
 /// How long ranks that run on after another failed have to end by themselves, and then after being asked to.
 const NOTICE: Duration = Duration::from_secs(3);
 const GRACE: Duration = Duration::from_secs(5);
+/// How long they have after a second signal.
+const LAST: Duration = Duration::from_millis(500);
 /// How often the ranks are looked at.
 const POLL: Duration = Duration::from_millis(20);
 /// More than any machine has GPUs: what is above must be a slip, and would take the machine's processes from everyone.
@@ -156,8 +159,16 @@ impl Ranks {
         // What is done next to ranks that run on after a failure, and when.
         let mut measures = [(NOTICE, Stop::Terminate), (GRACE, Stop::Kill)].into_iter();
         let mut next = None;
+        let mut asked = None::<Instant>;
         while !self.running.is_empty() {
-            signals.pending().for_each(|how| self.stop(how));
+            for how in signals.pending() {
+                self.stop(how);
+                match asked {
+                    None => asked = Some(Instant::now()),
+                    Some(first) if first.elapsed() < SAME => {}
+                    Some(_) => return self.end(how),
+                }
+            }
             self.reap();
             if self.failed.is_some() {
                 let now = Instant::now();
@@ -173,6 +184,19 @@ impl Ranks {
             thread::sleep(POLL);
         }
         ExitCode::from(self.failed.unwrap_or(if self.stopped { STOPPED } else { 0 }))
+    }
+
+    /// Ends all, which were just told for the second time and have a moment to go. What this process returns says so.
+    fn end(mut self, how: Stop) -> ExitCode {
+        let told = Instant::now();
+        while !self.running.is_empty() && told.elapsed() < LAST {
+            self.running.retain_mut(|(_, process)| matches!(process.try_wait(), Ok(None)));
+            thread::sleep(POLL);
+        }
+        self.stop(Stop::Kill);
+        // Nothing of them is left behind for the system to keep.
+        self.running.iter_mut().for_each(|(_, process)| drop(process.wait()));
+        ExitCode::from(system::ended(how))
     }
 
     /// Takes out the ranks that have ended.

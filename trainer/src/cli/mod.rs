@@ -3,10 +3,12 @@
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | `verify` found a tensor past its bound, or `bisect` or `replay` an op whose bits differ; or one of several processes was blocked and had to be ended |
+//! | 1 | `verify`, `bisect` or `replay` found a difference; or one of several processes was blocked and had to be ended |
 //! | 2 | failed: one line on standard error says why |
+//! | 3 | `train` was asked to stop before its last step |
 //!
-//! `launch` exits with the code of the first rank that failed, or 128 + the number of the signal that ended it.
+//! `launch` exits with the code of the first rank that failed, or 128 + the number of the signal that ended it, or that
+//! asked it to end for the second time.
 
 mod bisect;
 mod doctor;
@@ -31,6 +33,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use dropless_core::World;
 use dropless_core::host::Simd;
+use dropless_core::world::SECRET_FILE;
 
 use crate::backends::{self, Transport};
 use crate::config::{Numerics, Recipe};
@@ -174,6 +177,9 @@ impl Device {
                         start one, with --ranks";
             return Err(Error::Usage(what.into()));
         }
+        if several {
+            check_secret_file()?;
+        }
         let world = world.filter(|_| backend == BackendKind::Cuda);
         only_for(BackendKind::Wgpu, backend, self.adapter.is_some(), "--adapter")?;
         let number = ranks.and_then(|ranks| ranks.ranks);
@@ -187,6 +193,21 @@ impl Device {
             simd: self.simd.map(SimdName::level),
             ..TrainOptions::default()
         })
+    }
+}
+
+/// Verifies that nobody else may read the file with the secret of the job.
+fn check_secret_file() -> Result<()> {
+    let Some(path) = std::env::var_os(SECRET_FILE).filter(|path| !path.is_empty()) else { return Ok(()) };
+    let path = PathBuf::from(path);
+    match system::open_to_others(&path) {
+        None => Ok(()),
+        Some(mode) => {
+            let path = path.display();
+            Err(Error::Usage(format!(
+                "{SECRET_FILE}: others than its owner may open {path} (mode {mode:03o}): chmod 600 {path}"
+            )))
+        }
     }
 }
 
@@ -313,6 +334,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         output::tell_alone(format_args!("error: signals: {error}"));
         return ExitCode::from(2);
     }
+    system::open_to_the_limit();
     let code = carry_out(arguments);
     finish();
     code
@@ -383,9 +405,10 @@ fn dispatch(command: Command) -> Result<ExitCode> {
 fn eval(args: EvalArgs) -> Result<()> {
     let options = args.machine.options(PathBuf::new(), false)?;
     let source = args.model.source()?;
-    let Some(result) = training::evaluate(&source.config, &source.weights, &options)? else { return Ok(()) };
     let at = source.step.map_or(String::new(), |step| format!(" at step {step}"));
-    say(format_args!("{}{at}", source.path.display()));
+    let what = format!("{}{at}", source.path.display());
+    let Some(result) = training::evaluate(source, &options)? else { return Ok(()) };
+    say(what);
     train::print_validation(&result);
     Ok(())
 }
@@ -393,15 +416,15 @@ fn eval(args: EvalArgs) -> Result<()> {
 fn generate(args: &GenerateArgs) -> Result<()> {
     let (temperature, top_p) = (args.temperature, args.top_p);
     if !(temperature.is_finite() && temperature >= 0.0) {
-        return Err(Error::Usage(format!("--temperature is {temperature}, expected 0 or more")));
+        return Err(Error::Usage(format!("--temperature is {temperature:?}, expected 0 or more")));
     }
     if !(0.0..=1.0).contains(&top_p) {
-        return Err(Error::Usage(format!("--top-p is {top_p}, expected 0 to 1")));
+        return Err(Error::Usage(format!("--top-p is {top_p:?}, expected 0 to 1")));
     }
     let options = args.device.options(None)?;
     let source = args.model.source()?;
     let sampling = Sampling { seed: args.seed, temperature, top_p };
-    let generator = Generator::open(&source, &options)?;
+    let generator = Generator::open(source, &options)?;
     let prompts: Vec<&str> = args.prompt.iter().map(String::as_str).collect();
     if let [prompt] = prompts[..] {
         // A single text is shown as it grows.

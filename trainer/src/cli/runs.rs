@@ -21,6 +21,7 @@ impl Fresh {
     /// Makes the directory of a new run. One that holds a run already is refused, so that nothing is overwritten.
     pub(super) fn new(out: Option<&Path>) -> Result<Fresh> {
         let mut made = Vec::new();
+        not_in_a_file(out.unwrap_or(Path::new(PARENT)))?;
         if let Some(out) = out {
             check_new(out)?;
             let fresh = make(out, &mut made).map(|()| out.to_owned());
@@ -38,6 +39,17 @@ impl Fresh {
     /// Removes the directories that were made for a run that failed before it began, as far as nothing is in them.
     pub(super) fn give_up(&self) {
         remove(&self.made);
+    }
+}
+
+/// Verifies that what is there of a path is directories.
+fn not_in_a_file(path: &Path) -> Result<()> {
+    match path.ancestors().find(|path| path.exists()) {
+        Some(there) if !there.is_dir() => {
+            let what = "is no directory, which a run needs: name another one with --out";
+            Err(Error::Usage(format!("{} {what}", there.display())))
+        }
+        _ => Ok(()),
     }
 }
 

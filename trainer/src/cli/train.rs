@@ -113,6 +113,13 @@ pub(super) fn run(args: TrainArgs) -> Result<ExitCode> {
         say(format_args!("stopped by {reason} after step {done} of {all}: --resume goes on"));
         return Ok(code(Some(reason)));
     }
+    if let Some(reason) = summary.unvalidated {
+        let path = summary.checkpoint.display();
+        tell(format_args!(
+            "{reason}: all steps are done and saved, the last validation is left out: dropless eval {path}"
+        ));
+        return Ok(ExitCode::SUCCESS);
+    }
     match config.train.sample_tokens {
         0 => {}
         tokens => print_sample(&summary.checkpoint, tokens, &options)?,
@@ -175,7 +182,7 @@ fn against_unigram(Validation { name, loss, unigram, unit, .. }: &Validation) ->
 }
 
 fn print_sample(checkpoint: &Path, tokens: usize, options: &TrainOptions) -> Result<()> {
-    let generator = Generator::open(&Source::of_checkpoint(&Checkpoint::open(checkpoint)?, &[])?, options)?;
+    let generator = Generator::open(Source::of_checkpoint(&Checkpoint::open(checkpoint)?, &[])?, options)?;
     let sampling = Sampling { seed: 0, temperature: 0.8, top_p: 0.95 };
     let text = generator.continue_texts(&[SAMPLE_PROMPT], tokens, &sampling, |_, _| {})?.concat();
     say("sample:");

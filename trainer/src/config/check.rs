@@ -137,7 +137,9 @@ impl Config {
             )
         })?;
         let fraction = data.validation_fraction;
-        need((0.0..1.0).contains(&fraction), || format!("data.validation_fraction is {fraction}, expected 0 up to 1"))?;
+        need((0.0..1.0).contains(&fraction), || {
+            format!("data.validation_fraction is {fraction:?}, expected 0 up to 1")
+        })?;
         need(fraction > 0.0 || !data.validation.is_empty(), || {
             "data.validation_fraction is 0 and data.validation names no file, so there is nothing to validate on".into()
         })?;
@@ -148,7 +150,7 @@ impl Config {
             need(!source.paths.is_empty(), || format!("data.source[{at}].paths is empty, expected globs of files"))?;
             let weight = source.weight;
             need(weight > 0.0 && weight <= LARGE, || {
-                format!("data.source[{at}].weight is {weight}, expected more than 0 and at most {LARGE}")
+                format!("data.source[{at}].weight is {weight:?}, expected more than 0 and at most {LARGE}")
             })?;
         }
         let sets = data.validation_sets();

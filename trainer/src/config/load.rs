@@ -259,23 +259,27 @@ fn reject_unknown(user: &Table, table: &Table, name: &str) -> Result<()> {
     match paths(user).into_iter().find(|path| !known.contains(path) && !recorded(path)) {
         None => Ok(()),
         Some(path) => {
-            let nearest = nearest(&path, &known);
+            let nearest = nearest(&path, &known).map_or(String::new(), |path| format!(", did you mean {path}?"));
             let of = if path.starts_with(MODEL) { format!(" of {family}") } else { String::new() };
-            Err(Error::Config(format!("{name}: unknown key {path}{of}, did you mean {nearest}?")))
+            Err(Error::Config(format!("{name}: unknown key {path}{of}{nearest}")))
         }
     }
 }
 
-/// The known path that looks most like `unknown`: by its last part, one of the same section before others.
-fn nearest<'a>(unknown: &str, known: &'a BTreeSet<String>) -> &'a str {
+/// The known path that looks most like `unknown`: by its last part, one of the same section before others. None if none
+/// looks like it.
+fn nearest<'a>(unknown: &str, known: &'a BTreeSet<String>) -> Option<&'a str> {
     const SAME_SECTION: f64 = 0.1;
+    const ALIKE: f64 = 0.8;
     let split = |path: &'a str| path.rsplit_once('.').unwrap_or(("", path));
     let (section, key) = unknown.rsplit_once('.').unwrap_or(("", unknown));
     let likeness = |path: &'a str| {
         let (its_section, its_key) = split(path);
-        strsim::jaro_winkler(its_key, key) + if its_section == section { SAME_SECTION } else { 0.0 }
+        (strsim::jaro_winkler(its_key, key), if its_section == section { SAME_SECTION } else { 0.0 })
     };
-    known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b))).map_or("", String::as_str)
+    let alike = known.iter().map(|path| (likeness(path), path)).filter(|((alike, _), _)| *alike >= ALIKE);
+    let nearest = alike.max_by(|((a, own), _), ((b, its), _)| (a + own).total_cmp(&(b + its)));
+    nearest.map(|(_, path)| path.as_str())
 }
 
 /// Every section and key of a table, with its path.

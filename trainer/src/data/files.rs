@@ -19,15 +19,22 @@ pub fn matching(patterns: &[String]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for pattern in patterns {
         let paths = glob::glob_with(pattern, options).map_err(|e| Error::Data(format!("pattern {pattern:?}: {e}")))?;
-        let before = files.len();
+        let (before, mut other) = (files.len(), None);
         for path in paths {
             let path = path.map_err(|e| Error::Data(e.to_string()))?;
-            if path.is_file() {
-                files.push(path);
+            match path.is_file() {
+                true => files.push(path),
+                false => {
+                    other.get_or_insert(path);
+                }
             }
         }
         if files.len() == before {
-            return Err(Error::Data(format!("pattern {pattern:?} matches no file")));
+            let only = other.map_or(String::new(), |path| match path.is_dir() {
+                true => format!(", but the directory {}", path.display()),
+                false => format!(", but {}, which is a pipe, a socket or a device", path.display()),
+            });
+            return Err(Error::Data(format!("pattern {pattern:?} matches no file{only}")));
         }
     }
     once(files)

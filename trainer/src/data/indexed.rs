@@ -29,6 +29,9 @@ const HEADER: usize = 34;
 /// Ids that a thread looks at before another one may take the next.
 const BLOCK: usize = 1 << 20;
 
+/// Documents of which a word knows something.
+const WORD: usize = u64::BITS as usize;
+
 /// Type of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdType {
@@ -117,9 +120,65 @@ pub(super) fn index(kind: IdType, lengths: &[u32], ends: &[u64]) -> Vec<u8> {
     out
 }
 
+/// The documents without an end token in the file.
+#[derive(Clone, Debug)]
+enum Open {
+    None,
+    All,
+    /// A bit for each document, and how many there are before each word of them.
+    Some {
+        words: Vec<u64>,
+        before: Vec<usize>,
+    },
+}
+
+impl Open {
+    fn find(documents: usize, closed: impl Fn(usize) -> bool + Sync) -> Open {
+        let word = |word: usize| {
+            let of = word * WORD..documents.min((word + 1) * WORD);
+            of.rev().fold(0u64, |bits, document| bits << 1 | u64::from(!closed(document)))
+        };
+        let words: Vec<u64> = (0..documents.div_ceil(WORD)).into_par_iter().map(word).collect();
+        let mut all = 0;
+        let mut count = |word: &u64| {
+            let before = all;
+            all += word.count_ones() as usize;
+            before
+        };
+        let before = words.iter().map(&mut count).collect();
+        match all {
+            0 => Open::None,
+            all if all == documents => Open::All,
+            _ => Open::Some { words, before },
+        }
+    }
+
+    fn has(&self, document: usize) -> bool {
+        match self {
+            Open::None => false,
+            Open::All => true,
+            Open::Some { words, .. } => words[document / WORD] >> (document % WORD) & 1 == 1,
+        }
+    }
+
+    /// How many there are before this document.
+    fn before(&self, document: usize) -> usize {
+        match self {
+            Open::None => 0,
+            Open::All => document,
+            Open::Some { words, before } => {
+                let (word, bit) = (document / WORD, document % WORD);
+                // After the last of the last word there is none.
+                let (word, below) = if word < words.len() { (word, (1 << bit) - 1) } else { (word - 1, u64::MAX) };
+                before[word] + (words[word] & below).count_ones() as usize
+            }
+        }
+    }
+}
+
 /// Documents as ids.
 ///
-/// Documents that all end with the end token have it in the file; otherwise one is added to each when it is read.
+/// Each ends with one end token: a document that has none in the file gets one when it is read.
 #[derive(Clone, Debug)]
 pub struct Documents {
     ids: Bytes,
@@ -127,8 +186,7 @@ pub struct Documents {
     kind: IdType,
     sequences: usize,
     documents: usize,
-    /// End tokens that are added to a document: 0 or 1.
-    added: usize,
+    open: Open,
     end: u32,
     hash: blake3::Hash,
 }
@@ -176,13 +234,13 @@ impl Documents {
         let count = |n: u64| usize::try_from(n).map_err(|_| short());
         let (sequences, documents) = (count(sequences)?, count(ends - 1)?);
         let hash = blake3::Hasher::new().update_rayon(&index).update_rayon(&ids).finalize();
-        let mut all = Documents { ids, index, kind, sequences, documents, added: 0, end, hash };
+        let mut all = Documents { ids, index, kind, sequences, documents, open: Open::None, end, hash };
         all.check()?;
         let closed = |document| {
             let range = all.span(document);
             range.end.checked_sub(1).is_some_and(|last| last >= range.start && all.id(last) == end)
         };
-        all.added = usize::from(!(0..documents).into_par_iter().all(closed));
+        all.open = Open::find(documents, closed);
         Ok(all)
     }
 
@@ -238,6 +296,11 @@ impl Documents {
         bytes / self.kind.size()
     }
 
+    /// Where a document begins in the stream, or the length of it all for the one after the last.
+    fn start(&self, document: usize) -> usize {
+        self.first(document) + self.open.before(document)
+    }
+
     /// The ids of a document.
     fn span(&self, document: usize) -> Range<usize> {
         self.first(document)..self.first(document + 1)
@@ -255,7 +318,7 @@ impl Documents {
 
     /// Tokens, end tokens included.
     pub fn tokens(&self) -> usize {
-        self.first(self.documents) + self.added * self.documents
+        self.start(self.documents)
     }
 
     /// Hash of both files.
@@ -265,12 +328,11 @@ impl Documents {
 
     /// Appends the tokens of a range of the stream.
     pub fn read(&self, range: Range<usize>, out: &mut Vec<u32>) {
-        let start = |document: usize| self.first(document) + self.added * document;
         // The last document that begins at or before the range; empty ones that begin there, too, come before it.
         let (mut low, mut high) = (0, self.documents);
         while high - low > 1 {
             let middle = low + (high - low) / 2;
-            if start(middle) <= range.start { low = middle } else { high = middle }
+            if self.start(middle) <= range.start { low = middle } else { high = middle }
         }
         let mut at = range.start;
         for document in low..self.documents {
@@ -278,11 +340,11 @@ impl Documents {
                 break;
             }
             let span = self.span(document);
-            let from = span.start + (at - start(document));
+            let from = span.start + (at - self.start(document));
             let to = span.end.min(from + (range.end - at));
             out.extend((from..to).map(|id| self.id(id)));
             at += to.saturating_sub(from);
-            if at < range.end && self.added > 0 {
+            if at < range.end && self.open.has(document) {
                 out.push(self.end);
                 at += 1;
             }

@@ -93,8 +93,15 @@ impl Texts {
     /// have, or a text that is shorter than one sequence; [`Error::Io`]; [`Error::Config`] for a vocabulary that is too
     /// small.
     pub fn load(config: &Config) -> Result<Texts> {
+        Texts::with(config, Tokenizer::open(&config.data.tokenizer)?)
+    }
+
+    /// The same with the configuration's tokenizer, which is open.
+    ///
+    /// # Errors
+    /// As [`load`](Texts::load).
+    pub(crate) fn with(config: &Config, tokenizer: Tokenizer) -> Result<Texts> {
         let (data, sequence) = (&config.data, config.train.sequence_length);
-        let tokenizer = Tokenizer::open(&data.tokenizer)?;
         let vocab = config.model.architecture().vocab;
         tokenizer.check(vocab, &data.tokenizer)?;
         let read = |paths: &[String], format, field: &str| {

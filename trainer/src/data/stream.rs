@@ -2,8 +2,9 @@
 //!
 //! Each epoch of a source cuts its token stream into windows at a random phase and permutes them, with numbers that
 //! depend on the seed and the epoch alone. Sequences come from the sources by the quota method of Balinski and Young,
-//! which keeps each within one sequence of its share at every step. So a position (for each source: epoch, index, sequences taken) is all that a checkpoint has to keep, and
-//! the order depends neither on the batch size nor on the ranks.
+//! which keeps each within one sequence of its share at every step. So a position (for each source: epoch, index,
+//! sequences taken) is all that a checkpoint has to keep, and the order depends neither on the batch size nor on the
+//! ranks.
 
 use std::sync::Arc;
 
@@ -179,7 +180,11 @@ impl Stream {
 ///
 /// # Errors
 /// [`Error::Data`] when the text has no token to predict.
-pub fn validation(corpus: &Corpus, sequence: usize, sequences: usize) -> Result<impl Iterator<Item = Result<Batch>>> {
+pub fn validation(
+    corpus: &Corpus,
+    sequence: usize,
+    sequences: usize,
+) -> Result<impl ExactSizeIterator<Item = Result<Batch>>> {
     corpus.has_a_target("validation")?;
     // The last token is only a target.
     let windows = (corpus.len() - 1).div_ceil(sequence);

@@ -68,24 +68,32 @@ impl Tokenizer {
     pub fn open_file(path: &Path) -> Result<Tokenizer> {
         let file = if path.is_dir() { path.join(TOKENIZER) } else { path.to_owned() };
         let folder = file.parent().unwrap_or(Path::new(""));
-        let fails = |what: String| Error::Data(format!("{}: {what}", file.display()));
-        let read = |path: &Path| -> Result<Vec<u8>> { Ok(files::read(path, LARGEST)?) };
         if !file.exists() {
-            return Err(fails(
-                "there is no such tokenizer (data.tokenizer is \"byte\", a tokenizer.json, or a directory \
-                 that has one)"
-                    .into(),
-            ));
+            return Err(Error::Data(format!(
+                "{}: there is no such tokenizer (data.tokenizer is \"byte\", a tokenizer.json, or a directory that has \
+                 one)",
+                file.display()
+            )));
         }
-        let json = read(&file)?;
-        let beside = |name: &str| match folder.join(name) {
-            path if path.exists() => read(&path).map(Some),
+        let read = |name: &str| match if name == TOKENIZER { file.clone() } else { folder.join(name) } {
+            path if path.exists() => Ok(Some(files::read(&path, LARGEST)?)),
             _ => Ok(None),
         };
-        let (config, generation) = (beside(TOKENIZER_CONFIG)?, beside(GENERATION_CONFIG)?);
-        let mut tokenizer = Json::parse(&json, config.as_deref(), generation.as_deref()).map_err(fails)?;
+        Tokenizer::of_files(&file, read)
+    }
+
+    /// The tokenizer of these files, `file` and those beside it, of which `read` has the contents by their names. That of
+    /// `file` is [`TOKENIZER`] here, and it is there.
+    ///
+    /// # Errors
+    /// As [`open`](Tokenizer::open), and those of `read`.
+    pub(crate) fn of_files(file: &Path, read: impl Fn(&str) -> Result<Option<Vec<u8>>>) -> Result<Tokenizer> {
+        let json = read(TOKENIZER)?.unwrap_or_default();
+        let (config, generation) = (read(TOKENIZER_CONFIG)?, read(GENERATION_CONFIG)?);
+        let mut tokenizer = Json::parse(&json, config.as_deref(), generation.as_deref())
+            .map_err(|what| Error::Data(format!("{}: {what}", file.display())))?;
         for name in COPIED {
-            let contents = if name == TOKENIZER { Some(json.clone()) } else { beside(name)? };
+            let contents = if name == TOKENIZER { Some(json.clone()) } else { read(name)? };
             tokenizer.files.extend(contents.map(|contents| (name, contents)));
         }
         Ok(Tokenizer::Json(Box::new(tokenizer)))
@@ -248,11 +256,13 @@ impl Json {
         if !eos.contains(&end) {
             eos.insert(0, end);
         }
-        if let Some(id) = eos.iter().find(|&&id| id as usize >= ids) {
-            return Err(format!("a text ends with id {id}, but its ids are below {ids}"));
-        }
         let tokens =
             SpecialTokens { bos: one("bos_token", "bos_token_id"), eos, pad: one("pad_token", "pad_token_id") };
+        let what = [("begins", tokens.bos), ("is padded", tokens.pad)].map(|(what, id)| id.map(|id| (what, id)));
+        let all = tokens.eos.iter().map(|&id| ("ends", id)).chain(what.into_iter().flatten());
+        if let Some((what, id)) = all.into_iter().find(|&(_, id)| id as usize >= ids) {
+            return Err(format!("a text {what} with id {id}, but its ids are below {ids}"));
+        }
         Ok(Json { inner, ids, end, tokens, files: Vec::new() })
     }
 }

@@ -17,9 +17,13 @@ mod unix;
 
 pub(crate) use machine::{Limit, installed, memory_limit, peak, processor};
 #[cfg(any(not(unix), dropless_portable))]
-pub(crate) use portable::{Signals, apart, code, columns, end, listen, stop, write_to_the_limit};
+pub(crate) use portable::{
+    Signals, apart, code, columns, end, ended, listen, open_to_others, open_to_the_limit, stop, write_to_the_limit,
+};
 #[cfg(all(unix, not(dropless_portable)))]
-pub(crate) use unix::{Signals, apart, code, columns, end, listen, stop, write_to_the_limit};
+pub(crate) use unix::{
+    Signals, apart, code, columns, end, ended, listen, open_to_others, open_to_the_limit, stop, write_to_the_limit,
+};
 
 /// What is asked of a process and of those that it started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 //! in the launcher's group, so that what the terminal asks of it reaches them from there.
 
 use std::io;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,6 +37,9 @@ pub(crate) fn write_to_the_limit() -> io::Result<()> {
     Ok(())
 }
 
+/// Where there is no limit to be raised there is nothing to do.
+pub(crate) fn open_to_the_limit() {}
+
 /// From now on, calls `heard` for each Ctrl-C, on a thread of its own.
 pub(crate) fn listen(mut heard: impl FnMut(Stop) + Send + 'static) -> io::Result<()> {
     let mut signals = Signals::new()?;
@@ -51,6 +55,16 @@ pub(crate) fn listen(mut heard: impl FnMut(Stop) + Send + 'static) -> io::Result
 /// Ends this process at once, with the code that a shell gives to Ctrl-C.
 pub(crate) fn end(_how: Stop) -> ! {
     std::process::exit(128 + SIGINT)
+}
+
+/// The exit code of a process that Ctrl-C ended at once.
+pub(crate) fn ended(_how: Stop) -> u8 {
+    u8::try_from(128 + SIGINT).unwrap_or(1)
+}
+
+/// Who else may read a file is unknown here.
+pub(crate) fn open_to_others(_path: &Path) -> Option<u32> {
+    None
 }
 
 /// Nothing has to be done so that [`stop`] reaches the process alone.
@@ -91,14 +105,16 @@ mod tests {
         let (heard, hears) = std::sync::mpsc::channel();
         listen(move |how| heard.send(how).unwrap()).unwrap();
         write_to_the_limit().unwrap();
+        open_to_the_limit();
         assert!(hears.recv_timeout(3 * POLL).is_err());
         // It cannot be called without ending the tests.
         let _: fn(Stop) -> ! = end;
     }
 
     #[test]
-    fn the_terminal_is_unknown() {
-        assert_eq!(columns(), None);
+    fn the_terminal_and_other_users_are_unknown() {
+        assert_eq!((columns(), open_to_others(Path::new("/"))), (None, None));
+        assert_eq!(ended(Stop::Interrupt), 130);
     }
 
     #[test]

@@ -2,11 +2,13 @@
 //! it once, through the launcher, and ending a rank ends what it started.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process_group, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator;
 use signal_hook::low_level::emulate_default_handler;
@@ -41,7 +43,7 @@ impl Signals {
 
 /// Bytes of address space that this process may still take, where that is limited (`ulimit -v`).
 pub(crate) fn address_space() -> Option<u64> {
-    let most = rustix::process::getrlimit(rustix::process::Resource::As).current?;
+    let most = getrlimit(Resource::As).current?;
     #[cfg(target_os = "linux")]
     let reserved = super::linux::reserved().unwrap_or(0);
     #[cfg(not(target_os = "linux"))]
@@ -56,6 +58,14 @@ pub(crate) fn write_to_the_limit() -> io::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::default()).map(drop)
 }
 
+/// From now on, this process may have as many files open as the system lets it: a checkpoint of many ranks has many.
+pub(crate) fn open_to_the_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // One that cannot be raised stays, and is an error of the file that is one too many.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
 /// From now on, calls `heard` for each signal that asks this process to end, on a thread of its own.
 pub(crate) fn listen(mut heard: impl FnMut(Stop) + Send + 'static) -> io::Result<()> {
     let mut signals = iterator::Signals::new(ASKING)?;
@@ -67,13 +77,28 @@ pub(crate) fn listen(mut heard: impl FnMut(Stop) + Send + 'static) -> io::Result
 
 /// Ends this process at once, as the signal would have if nobody had listened.
 pub(crate) fn end(how: Stop) -> ! {
-    let number = match how {
+    let number = number(how);
+    let _ = emulate_default_handler(number);
+    std::process::exit(128 + number)
+}
+
+const fn number(how: Stop) -> i32 {
+    match how {
         Stop::Interrupt => SIGINT,
         Stop::User => SIGUSR1,
         Stop::Terminate | Stop::Kill => SIGTERM,
-    };
-    let _ = emulate_default_handler(number);
-    std::process::exit(128 + number)
+    }
+}
+
+/// The exit code of a process that the signal ended at once, as shells have it.
+pub(crate) fn ended(how: Stop) -> u8 {
+    u8::try_from(128 + number(how)).unwrap_or(1)
+}
+
+/// The permissions of a file that others than its owner have, if they have any.
+pub(crate) fn open_to_others(path: &Path) -> Option<u32> {
+    let mode = std::fs::metadata(path).ok()?.mode() & 0o777;
+    (mode & 0o077 != 0).then_some(mode)
 }
 
 /// Makes the process that will be started one that [`stop`] reaches alone, with what it starts.

@@ -21,14 +21,13 @@ pub const LOCK: &str = "lock";
 /// The longest configuration, and the longest word of a lock.
 const LONGEST: u64 = 1 << 20;
 
-/// Verifies that a run may begin in `out`, which need not exist.
+/// Verifies that a run may begin in `out`, which need not exist. What was left by one that was ended before it had recorded
+/// a step or saved a checkpoint is no run.
 ///
 /// # Errors
 /// [`Error::Usage`] names what of another run is there.
 pub fn check_new(out: &Path) -> Result<()> {
-    // A link that leads nowhere is there, too.
-    let there = |name: &&str| out.join(name).symlink_metadata().is_ok();
-    match [FOLDER, CONFIG, METRICS, Kept::FOLDER].into_iter().find(there) {
+    match run_in(out) {
         None => Ok(()),
         Some(name) => {
             let resumable = checkpoint::steps(&out.join(FOLDER)).map_or(true, |steps| !steps.is_empty());
@@ -38,6 +37,21 @@ pub fn check_new(out: &Path) -> Result<()> {
             };
             Err(Error::Usage(format!("--out {} holds a run already ({name}): {what}", out.display())))
         }
+    }
+}
+
+/// What is in `out` of a run that has begun: a checkpoint, a line of a step, or files without the `metrics.jsonl` that a
+/// run makes before them.
+fn run_in(out: &Path) -> Option<&'static str> {
+    // A link that leads nowhere is there, too.
+    let there = |name: &str| out.join(name).symlink_metadata().is_ok();
+    let empty = || fs::metadata(out.join(METRICS)).is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0);
+    if !checkpoint::holds_nothing(&out.join(FOLDER)) {
+        return Some(FOLDER);
+    }
+    match there(METRICS) {
+        true => (!empty()).then_some(METRICS),
+        false => [CONFIG, Kept::FOLDER].into_iter().find(|name| there(name)),
     }
 }
 
@@ -57,9 +71,11 @@ pub fn check_resumable(out: &Path) -> Result<()> {
     } else if let Some(run) = runs.first() {
         format!("is no run, but holds some: name one, such as {}", run.display())
     } else if [FOLDER, CONFIG, METRICS].iter().any(|name| out.join(name).exists()) {
-        format!(
-            "has no checkpoint in {FOLDER}/ to continue from: remove the directory, or begin the run in another one"
-        )
+        let what = match run_in(out) {
+            None => "begin the run without --resume",
+            Some(_) => "remove the directory, or begin the run in another one",
+        };
+        format!("has no checkpoint in {FOLDER}/ to continue from: {what}")
     } else {
         format!("holds no run to continue: it has neither {FOLDER}/ nor {CONFIG}")
     };
@@ -129,13 +145,22 @@ impl Directory {
         let (lock, made) = lock(out)?;
         let directory = Directory { path: out.to_owned(), _lock: lock, made, new: !resume };
         // What was there before may have changed until now, but not from now on.
-        match check().and_then(|()| directory.probe()) {
+        match check().and_then(|()| directory.clear()).and_then(|()| directory.probe()) {
             Ok(()) => Ok(directory),
             Err(error) => {
                 directory.give_up();
                 Err(error)
             }
         }
+    }
+
+    /// Removes what was left by a run that never came to its first step.
+    fn clear(&self) -> Result<()> {
+        if self.new {
+            checkpoint::remove_incomplete(&self.path)?;
+            Kept::remove(&self.path);
+        }
+        Ok(())
     }
 
     /// Makes, renames and removes what has the longest path of all that a checkpoint needs.
@@ -181,7 +206,7 @@ impl Directory {
         if !self.new || self.has_begun() {
             return;
         }
-        // None of it was there when this process took the directory. What cannot be removed does no harm.
+        // Nothing of a run was there when this process took the directory. What cannot be removed does no harm.
         let _ = fs::remove_dir(self.path.join(FOLDER));
         let _ = fs::remove_file(self.path.join(METRICS));
         let _ = fs::remove_file(self.path.join(CONFIG));

@@ -2,8 +2,8 @@
 
 use dropless_core::Backend;
 use dropless_model::Model;
-use dropless_model::hf::WeightFiles;
 use dropless_model::nn::Tokens;
+use serde::{Deserialize, Serialize};
 
 use super::notice::Notice;
 use super::{inputs, ranks, state, step};
@@ -12,6 +12,8 @@ use crate::config::Config;
 use crate::data::{self, Corpus, Texts};
 use crate::error::Result;
 use crate::options::TrainOptions;
+use crate::progress::Validating;
+use crate::source::Source;
 
 /// The loss on a validation set.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,19 +41,23 @@ pub fn overall(sets: &[Validation]) -> f64 {
     }
 }
 
-/// The loss of these weights on each whole validation set of `config`; None where the first rank lives in another process.
+/// The loss of a model on each whole validation set of its configuration; None where the first rank lives in another
+/// process.
 ///
 /// # Errors
 /// A configuration or text that does not fit, tensors that cannot be read, and failures of the ranks.
-pub fn evaluate(config: &Config, weights: &WeightFiles, options: &TrainOptions) -> Result<Option<Vec<Validation>>> {
+pub fn evaluate(source: Source, options: &TrainOptions) -> Result<Option<Vec<Validation>>> {
+    let Source { config, weights, tokenizer, .. } = source;
+    let config = &config;
     config.check(options.ranks, options.expert_ranks())?;
     config.check_data()?;
-    let texts = Texts::load(config)?;
+    let texts = Texts::with(config, tokenizer)?;
     let losses = ranks::run(options.open_ranks(config.train.numerics.into())?, |backend| {
         let tokens = inputs::tokens(backend, config)?;
         let mut model = Model::new(backend, &config.model.architecture(), &config.inference(), &tokens)?;
-        away(&[backend], || state::load(backend, &mut model, weights, None))?;
-        let losses = mean_losses(backend, config, &tokens, &model, &texts, 0, &mut Undisturbed)?;
+        away(&[backend], || state::load(backend, &mut model, &weights, None))?;
+        let shown = (backend.caps().rank == 0).then(Validating::alone);
+        let losses = mean_losses(backend, config, &tokens, &model, &texts, 0, &mut Undisturbed(shown))?;
         Ok(losses.unwrap_or_else(|| unreachable!("nobody broke it off")))
     })?;
     Ok(losses.map(|losses| described(&texts, losses)))
@@ -70,13 +76,16 @@ pub(super) fn described(texts: &Texts, losses: Vec<Mean>) -> Vec<Validation> {
 }
 
 /// The mean loss over targets.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Mean {
-    pub(super) loss: f64,
-    pub(super) targets: usize,
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Mean {
+    /// In nats per target.
+    pub loss: f64,
+    /// Targets that were counted.
+    pub targets: usize,
 }
 
-/// [`mean_loss`] of each validation set; None if it was broken off.
+/// The mean loss of each validation set over that many batches of it, or over all of it for 0, in nats per token; the
+/// same on every rank. None if it was broken off.
 pub(super) fn mean_losses(
     backend: &dyn Backend,
     config: &Config,
@@ -86,14 +95,29 @@ pub(super) fn mean_losses(
     batches: usize,
     beside: &mut dyn Beside,
 ) -> Result<Option<Vec<Mean>>> {
-    let mean =
-        |(_, text): &(String, Corpus)| mean_loss(backend, config, tokens, model, text, batches, beside).transpose();
-    texts
-        .validation
-        .iter()
-        .map_while(mean)
-        .collect::<Result<Vec<_>>>()
-        .map(|means| (means.len() == texts.validation.len()).then_some(means))
+    let train = &config.train;
+    let limit = if batches == 0 { usize::MAX } else { batches };
+    let of_set = |(_, text): &'_ (String, Corpus)| {
+        Ok(data::validation(text, train.sequence_length, train.micro_batch_size)?.take(limit).len())
+    };
+    let (all, mut done) = (texts.validation.iter().map(of_set).sum::<Result<usize>>()?, 0);
+    let mut means = Vec::with_capacity(texts.validation.len());
+    for (_, text) in &texts.validation {
+        let (mut sum, mut count) = (0.0, 0);
+        for batch in data::validation(text, train.sequence_length, train.micro_batch_size)?.take(limit) {
+            let batch = batch?;
+            let (loss, notices) = step::evaluate(backend, config, tokens, model, &batch, beside.notice()?)?;
+            if !beside.goes_on(&notices)? {
+                return Ok(None);
+            }
+            sum += f64::from(loss);
+            count += batch.valid;
+            done += 1;
+            beside.reached(done, all);
+        }
+        means.push(Mean { loss: sum / count.max(1) as f64, targets: count });
+    }
+    Ok(Some(means))
 }
 
 /// What goes on beside a validation.
@@ -103,10 +127,13 @@ pub(super) trait Beside {
 
     /// Takes in the notices of all ranks; whether the validation goes on.
     fn goes_on(&mut self, notices: &[Notice]) -> Result<bool>;
+
+    /// So many batches are done, of so many.
+    fn reached(&mut self, done: usize, of: usize);
 }
 
-/// Nothing goes on beside it.
-struct Undisturbed;
+/// Nothing goes on beside it; the first rank shows how far it is.
+struct Undisturbed(Option<Validating>);
 
 impl Beside for Undisturbed {
     fn notice(&mut self) -> Result<Notice> {
@@ -116,30 +143,8 @@ impl Beside for Undisturbed {
     fn goes_on(&mut self, _notices: &[Notice]) -> Result<bool> {
         Ok(true)
     }
-}
 
-/// The mean loss over that many batches of the text, or over all of it for 0, in nats per token; the same on every rank.
-/// None if it was broken off.
-fn mean_loss(
-    backend: &dyn Backend,
-    config: &Config,
-    tokens: &Tokens,
-    model: &Model,
-    text: &Corpus,
-    batches: usize,
-    beside: &mut dyn Beside,
-) -> Result<Option<Mean>> {
-    let train = &config.train;
-    let limit = if batches == 0 { usize::MAX } else { batches };
-    let (mut sum, mut count) = (0.0, 0);
-    for batch in data::validation(text, train.sequence_length, train.micro_batch_size)?.take(limit) {
-        let batch = batch?;
-        let (loss, notices) = step::evaluate(backend, config, tokens, model, &batch, beside.notice()?)?;
-        if !beside.goes_on(&notices)? {
-            return Ok(None);
-        }
-        sum += f64::from(loss);
-        count += batch.valid;
+    fn reached(&mut self, done: usize, of: usize) {
+        self.0.iter_mut().for_each(|shown| shown.reached(done, of));
     }
-    Ok(Some(Mean { loss: sum / count.max(1) as f64, targets: count }))
 }

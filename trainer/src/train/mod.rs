@@ -30,7 +30,7 @@ use dropless_model::optimizer::{self, Gradients};
 use dropless_model::words::count;
 use dropless_model::{Architecture, Model};
 
-pub use evaluate::{Validation, evaluate, overall};
+pub use evaluate::{Mean, Validation, evaluate, overall};
 pub use in_memory::steps_in_memory;
 pub use need::{Need, RankNeed, of_rank};
 #[cfg(feature = "wgpu")]
@@ -45,11 +45,11 @@ use crate::error::{Error, Result};
 use crate::metrics::{Load, Metrics, Record, Speed};
 use crate::options::TrainOptions;
 use crate::output;
-use crate::progress::Progress;
+use crate::progress::{Progress, Validating};
 use crate::schedule;
 use crate::stop::{Reason, Request};
 use directory::Directory;
-use evaluate::{Beside, Mean};
+use evaluate::Beside;
 use notice::Notice;
 pub(crate) use saver::Completed;
 use saver::Saver;
@@ -71,6 +71,8 @@ pub struct Summary {
     pub checkpoint: PathBuf,
     /// Why the run stopped before it was done; it can be resumed.
     pub stopped: Option<Reason>,
+    /// Why there was no validation after the last step, or not all of it. The run is done.
+    pub unvalidated: Option<Reason>,
 }
 
 /// What the ranks of this process share.
@@ -85,8 +87,9 @@ struct Run<'a> {
 /// process of the first rank.
 ///
 /// # Errors
-/// A directory that another process holds, or that is not one for such a run; a configuration or text that does not fit, a checkpoint that cannot be read or written, [`Error::NonFinite`], and
-/// failures of the ranks. The checkpoints written before stay.
+/// A directory that another process holds, or that is not one for such a run; a configuration or text that does not
+/// fit, a checkpoint that cannot be read or written, [`Error::NonFinite`], and failures of the ranks. The checkpoints
+/// written before stay.
 pub fn run(config: &Config, options: &TrainOptions) -> Result<Option<Summary>> {
     config.check(options.ranks, options.expert_ranks())?;
     run_on(options.open_ranks(config.train.numerics.into())?, config, options)
@@ -118,10 +121,10 @@ fn on_ranks(ranks: Vec<Box<dyn Backend>>, config: &Config, options: &TrainOption
     let run = away(&all, || Run::load(config, options, need))?;
     let end = ranks::run(ranks, |backend| std::thread::scope(|scope| Rank::new(&run, backend, scope)?.train()));
     options.stop.set_training(false);
-    Ok(end?.map(|End { steps, loss, without_targets, validation, saved, stopped }| {
+    Ok(end?.map(|End { steps, loss, without_targets, validation, saved, stopped, unvalidated }| {
         let checkpoint::Saved { path: checkpoint, digest } = saved.expect("the first rank saves last");
         let validation = evaluate::described(&run.texts, validation);
-        Summary { steps, loss, without_targets, validation, digest, checkpoint, stopped }
+        Summary { steps, loss, without_targets, validation, digest, checkpoint, stopped, unvalidated }
     }))
 }
 
@@ -166,6 +169,8 @@ struct Rank<'scope, 'a> {
     done: u64,
     report: Option<Report>,
     saver: Saver<'scope, 'a>,
+    /// What the validation after the last step came to, where the checkpoint to go on from has it.
+    validated: Option<Vec<Mean>>,
     /// Why all ranks stop after the present step.
     stopped: Option<Reason>,
 }
@@ -184,6 +189,7 @@ struct End {
     validation: Vec<Mean>,
     saved: Option<checkpoint::Saved>,
     stopped: Option<Reason>,
+    unvalidated: Option<Reason>,
 }
 
 /// The checkpoint and the wish to stop, while something else goes on.
@@ -191,6 +197,7 @@ struct Watch<'w, 'scope, 'a> {
     saver: &'w mut Saver<'scope, 'a>,
     request: &'w Request,
     stopped: &'w mut Option<Reason>,
+    shown: Option<Validating>,
 }
 
 impl Beside for Watch<'_, '_, '_> {
@@ -203,6 +210,10 @@ impl Beside for Watch<'_, '_, '_> {
         *self.stopped = notice::stop(notices);
         Ok(self.stopped.is_none())
     }
+
+    fn reached(&mut self, done: usize, of: usize) {
+        self.shown.iter_mut().for_each(|shown| shown.reached(done, of));
+    }
 }
 
 impl<'scope, 'a> Rank<'scope, 'a> {
@@ -214,17 +225,23 @@ impl<'scope, 'a> Rank<'scope, 'a> {
         let tokens = inputs::tokens(backend, config)?;
         let parts = config.model.architecture();
         let mut model = Model::new(backend, &parts, &config.options(), &tokens)?;
-        let (mut position, mut done) = (Position::default(), 0);
+        let (mut position, mut done, mut validated) = (Position::default(), 0, None);
         let mut saver = Saver::new(backend, scope, &model, &run.options.out, train.keep_checkpoints)?;
         away(&[backend], || match &from {
             None => state::begin(backend, &mut model, config),
             Some(from) => state::load(backend, &mut model, &from.mapped()?, Some(&from.optimizer)),
         })?;
+        let bytes = from.as_ref().map_or(0, Checkpoint::bytes);
         if let Some(Checkpoint { path, state, digest, .. }) = from {
+            let of_set = |(name, _): &(String, _)| state.validation.get(name).copied();
+            validated = run.texts.validation.iter().map(of_set).collect();
             (position, done) = (state.position, state.step);
             saver.resumed(done, checkpoint::Saved { path, digest });
         }
         let stream = Stream::new(run.texts.train.clone(), train.sequence_length, train.seed, position)?;
+        if let Some(saved) = saver.last().filter(|_| backend.caps().rank == 0) {
+            Metrics::complete(&run.options.out, done, &saved.digest, bytes)?;
+        }
         let idle = saver.step().is_some() && done >= train.steps;
         if idle && backend.caps().rank == 0 {
             output::say(format_args!(
@@ -266,7 +283,7 @@ impl<'scope, 'a> Rank<'scope, 'a> {
         } else {
             None
         };
-        Ok(Rank { run, backend, tokens, model, stream, done, report, saver, stopped: None })
+        Ok(Rank { run, backend, tokens, model, stream, done, report, saver, validated, stopped: None })
     }
 
     fn train(mut self) -> Result<End> {
@@ -274,7 +291,7 @@ impl<'scope, 'a> Rank<'scope, 'a> {
         let (mut loss, mut without_targets, mut validation) = (None, 0, None);
         self.run.options.stop.set_training(true);
         if self.saver.step().is_none() && train.steps == 0 {
-            self.save(None)?;
+            self.save(None, &[])?;
         }
         while self.done < train.steps && self.stopped.is_none() {
             let mut record = self.step().map_err(Error::in_step(self.done + 1))?;
@@ -287,14 +304,16 @@ impl<'scope, 'a> Rank<'scope, 'a> {
                 let batches = if last { 0 } else { train.eval_batches };
                 let losses = self.validate(batches).map_err(Error::in_step(self.done))?;
                 record.validation = losses.clone().map_or_else(Vec::new, |l| evaluate::described(&self.run.texts, l));
-                validation = losses.filter(|_| last);
+                if last {
+                    validation = losses;
+                }
             }
             if let Some(report) = &mut self.report {
                 report.write(&record, last)?;
             }
             if due(train.checkpoint_interval) || last || self.stopped.is_some() {
                 let validated = (!record.validation.is_empty()).then(|| overall(&record.validation));
-                self.save(validated).map_err(Error::in_step(self.done))?;
+                self.save(validated, validation.as_deref().unwrap_or_default()).map_err(Error::in_step(self.done))?;
             }
             self.tell_saved()?;
         }
@@ -302,16 +321,24 @@ impl<'scope, 'a> Rank<'scope, 'a> {
         self.tell_saved()?;
         // A run that was resumed where it ends.
         if validation.is_none() && self.stopped.is_none() {
-            validation = self.validate(0).map_err(Error::in_step(self.done))?;
+            validation = match self.validated.take() {
+                None => self.validate(0).map_err(Error::in_step(self.done))?,
+                validated => validated,
+            };
         }
-        if let Some(reason) = self.stopped {
+        // After the last step nothing is left to go on with.
+        let (stopped, unvalidated) = match self.done < train.steps {
+            true => (self.stopped, None),
+            false => (None, self.stopped),
+        };
+        if let Some(reason) = stopped {
             self.run.options.stop.stop(reason);
         }
         if let Some(report) = &self.report {
             report.progress.finish();
         }
         let (validation, saved) = (validation.unwrap_or_default(), self.saver.last().cloned());
-        Ok(End { steps: self.done, loss, without_targets, validation, saved, stopped: self.stopped })
+        Ok(End { steps: self.done, loss, without_targets, validation, saved, stopped, unvalidated })
     }
 
     /// Reports a checkpoint that became complete.
@@ -393,16 +420,19 @@ impl<'scope, 'a> Rank<'scope, 'a> {
     }
 
     fn watch(&mut self) -> Watch<'_, 'scope, 'a> {
-        Watch { saver: &mut self.saver, request: &self.run.options.stop, stopped: &mut self.stopped }
+        let Rank { saver, stopped, run, .. } = self;
+        Watch { saver, request: &run.options.stop, stopped, shown: None }
     }
 
     /// The mean loss over that many batches of each validation set, or over all of it for 0; None when the ranks are to
     /// stop.
     fn validate(&mut self, batches: usize) -> Result<Option<Vec<Mean>>> {
         let (run, backend) = (self.run, self.backend);
-        let mut watch = Watch { saver: &mut self.saver, request: &run.options.stop, stopped: &mut self.stopped };
-        let losses =
-            evaluate::mean_losses(backend, run.config, &self.tokens, &self.model, &run.texts, batches, &mut watch)?;
+        let shown = (backend.caps().rank == 0)
+            .then(|| self.report.as_ref().map_or_else(Validating::alone, |report| report.progress.validation()));
+        let Rank { saver, stopped, tokens, model, .. } = self;
+        let mut watch = Watch { saver, request: &run.options.stop, stopped, shown };
+        let losses = evaluate::mean_losses(backend, run.config, tokens, model, &run.texts, batches, &mut watch)?;
         match losses.iter().flatten().all(|mean| mean.loss.is_finite()) {
             true => Ok(losses),
             false => {
@@ -417,10 +447,12 @@ impl<'scope, 'a> Rank<'scope, 'a> {
         Error::NonFinite { step, tensor, checkpoint: self.saver.place() }
     }
 
-    /// Begins a checkpoint.
-    fn save(&mut self, validation_loss: Option<f64>) -> Result<()> {
-        let (position, text) = (self.stream.position(), self.run.texts.record.clone());
-        let state = State { step: self.done, position, text, config: self.run.config.clone(), validation_loss };
+    /// Begins a checkpoint; after the last step, with what the validation of the whole sets came to.
+    fn save(&mut self, validation_loss: Option<f64>, whole: &[Mean]) -> Result<()> {
+        let (position, text, config) = (self.stream.position(), self.run.texts.record.clone(), self.run.config.clone());
+        let names = self.run.texts.validation.iter().map(|(name, _)| name.clone());
+        let validation = names.zip(whole.iter().copied()).collect();
+        let state = State { step: self.done, position, text, config, validation_loss, validation };
         self.saver.begin(&self.model, state)
     }
 }

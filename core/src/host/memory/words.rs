@@ -28,9 +28,9 @@ unsafe impl Sync for Lent {}
 
 impl Lent {
     /// # Safety
-    /// `pointer` must not be null, and `bytes` bytes from there on, which hold any values, must be there to read and write, from
-    /// any thread, until `keep_alive` is dropped. Nobody else may write them while [`Words::bytes`] is borrowed from, nor read
-    /// or write them while [`Words::bytes_mut`] is.
+    /// `pointer` must not be null, and `bytes` bytes from there on, which hold any values, must be there to read and write,
+    /// from any thread, until `keep_alive` is dropped. Nobody else may write them while [`Words::bytes`] is borrowed
+    /// from, nor read or write them while [`Words::bytes_mut`] is.
     pub(super) unsafe fn new(pointer: *mut u8, bytes: usize, keep_alive: Arc<dyn Any + Send + Sync>) -> Lent {
         Lent { pointer, bytes, _keep_alive: keep_alive }
     }

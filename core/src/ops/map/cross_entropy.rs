@@ -11,7 +11,8 @@ use crate::tensor::Tensor;
 ///
 /// # Shape
 /// logits: `[tokens, vocabulary]`; targets: u32 `[tokens]` (none of the vocabulary, as [`crate::ops::NONE`]: loss 0,
-/// gradient 0); scale: f32 `[1]` (1 / valid tokens of the whole step); loss: f32 `[tokens]`, unscaled; d_logits: as logits (any float type).
+/// gradient 0); scale: f32 `[1]` (1 / valid tokens of the whole step); loss: f32 `[tokens]`, unscaled; d_logits: as
+/// logits (any float type).
 ///
 /// # Numerics
 /// max over the row (NaN ignored), then s = row reduction of exp(x - max); `loss = log(s) - (x[target] - max)`, which

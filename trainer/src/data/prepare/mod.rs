@@ -21,6 +21,9 @@ use crate::error::{Error, Result};
 /// Bytes of text that a thread takes at once: a whole number of pieces.
 const CHUNK: usize = 8 * PIECE;
 
+/// What some programs put at the beginning of a file to say that it is UTF-8; it is no JSON.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// Texts to be made ids of.
 #[derive(Debug)]
 pub struct Job<'t> {
@@ -215,6 +218,9 @@ impl Encoder<'_, '_> {
     fn lines(&mut self, input: &Input, number: usize) -> Result<()> {
         let text = &input.text;
         let mut at = line_from(text, number * CHUNK);
+        if at == 0 && text.starts_with(BYTE_ORDER_MARK) {
+            at = BYTE_ORDER_MARK.len();
+        }
         let until = line_from(text, (number + 1) * CHUNK);
         while at < until {
             let end = text[at..].iter().position(|&byte| byte == b'\n').map_or(text.len(), |n| at + n);
@@ -257,10 +263,19 @@ impl Encoder<'_, '_> {
             return;
         }
         if self.job.close {
-            self.job.id_type().write(&[self.job.tokenizer.end()], &mut self.out.ids);
+            let mut end = Vec::new();
+            self.job.id_type().write(&[self.job.tokenizer.end()], &mut end);
             match self.out.lengths.last_mut().filter(|_| own) {
-                Some(length) => *length += 1,
-                None => self.out.lengths.push(1),
+                // A text may spell it out.
+                Some(_) if self.out.ids.ends_with(&end) => {}
+                Some(length) => {
+                    *length += 1;
+                    self.out.ids.extend(end);
+                }
+                None => {
+                    self.out.lengths.push(1);
+                    self.out.ids.extend(end);
+                }
             }
         }
         self.out.ends.push(self.out.lengths.len());
