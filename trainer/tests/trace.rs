@@ -305,12 +305,12 @@ fn the_operations_add_up_to_those_of_the_model() {
         let all: Vec<String> = CONFIG.iter().filter(|key| keys(key)).chain(&more).map(|s| (*s).to_owned()).collect();
         let config = Config::load(None, &all).unwrap();
         let options =
-            TrainOptions { out: dir.path().join("run"), trace: Some(path.clone()), ..TrainOptions::default() };
+            TrainOptions { out: dir.path().into(), trace: Some(path.clone()), ..TrainOptions::default() };
         train::run(&config, &options).unwrap();
         let (_, events) = events(&path);
         let ops = events.iter().filter(|event| event["cat"] == "op");
         let sum: f64 = ops.filter_map(|event| event["args"]["flop"].as_f64()).sum();
-        let metrics = fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+        let metrics = fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();
         let line: Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
         let [rate, tokens, seconds] =
             ["tflops_per_rank", "tokens_per_s", "step_s"].map(|key| line[key].as_f64().unwrap());

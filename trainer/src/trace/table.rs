@@ -79,11 +79,11 @@ fn table(title: &str, times: &str, rows: Rows, whole: Duration) -> Vec<String> {
         let (ms, share, seconds) = (milliseconds(row.time), percent(row.time, whole), row.time.as_secs_f64());
         let mut line = format!("{name:width$} {:8} {ms:11.3} {share:5.1} %", row.times);
         if rates {
-            let rate = |amount: f64, unit: f64| match amount > 0.0 && seconds > 0.0 {
-                true => format!("{:.1}", amount / seconds / unit),
+            let rate = |amount: f64, unit: f64, digits: usize| match amount > 0.0 && seconds > 0.0 {
+                true => format!("{:.digits$}", amount / seconds / unit),
                 false => String::new(),
             };
-            line += &format!(" {:>8} {:>8}", rate(row.flops, 1e12), rate(row.bytes, 1e9));
+            line += &format!(" {:>8} {:>8}", rate(row.flops, 1e12, 3), rate(row.bytes, 1e9, 1));
         }
         line.trim_end().to_owned()
     };
