@@ -304,8 +304,7 @@ fn the_operations_add_up_to_those_of_the_model() {
         let keys = |key: &&str| !more[0].contains("qwen") || !(key.contains("n_routed") || key.contains("nextn"));
         let all: Vec<String> = CONFIG.iter().filter(|key| keys(key)).chain(&more).map(|s| (*s).to_owned()).collect();
         let config = Config::load(None, &all).unwrap();
-        let options =
-            TrainOptions { out: dir.path().into(), trace: Some(path.clone()), ..TrainOptions::default() };
+        let options = TrainOptions { out: dir.path().into(), trace: Some(path.clone()), ..TrainOptions::default() };
         train::run(&config, &options).unwrap();
         let (_, events) = events(&path);
         let ops = events.iter().filter(|event| event["cat"] == "op");

@@ -109,7 +109,9 @@ fn arguments(traced: &TracedStep<'_>, number: usize, span: &Span) -> Map<String,
     if let Some(layer) = parts.iter().find(|part| part.name == "layer").and_then(|part| part.index) {
         say("layer", json!(layer));
     }
-    say("part", json!(parts.iter().rev().map(|part| name(part)).collect::<Vec<_>>().join(" / ")));
+    if !parts.is_empty() {
+        say("part", json!(parts.iter().rev().map(|part| name(part)).collect::<Vec<_>>().join(" / ")));
+    }
     if let Some(kind) = call.kind {
         say("kind", json!(kind));
     }
