@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use dropless_core::backend::{EventState, expert_ranks};
 use dropless_core::ops::{AllToAll, Attention, GroupQuantize, GroupedGemm, Map, Offload, Route};
+use dropless_core::trace::LaunchClock;
 use dropless_core::{
     Backend, Caps, Checked, DType, Error, Event, Memory, NumericModel, Queue, Result, Tensor, Timeouts, Timings, World,
 };
@@ -207,6 +208,10 @@ impl Backend for Cuda {
 
     fn timings(&self) -> Result<Option<Timings>> {
         self.gpu.blame(self.timer.take(&self.gpu)).map(Some)
+    }
+
+    fn launch_clock(&self) -> Option<&dyn LaunchClock> {
+        Some(&*self.gpu)
     }
 
     fn record(&self, queue: Queue) -> Result<Event> {

@@ -13,6 +13,7 @@ use crate::driver::{self, Context, During, Event, Function, Kind, Stream};
 use crate::jit::Jit;
 use crate::pool::{KeepAlive, Pool, Pools};
 use crate::progress::Progress;
+use crate::timeline::Timeline;
 
 /// What `dropless doctor` says of a device.
 #[derive(Clone, Debug)]
@@ -90,6 +91,7 @@ pub(crate) struct Gpu {
     pub(crate) functions: RwLock<HashMap<Variant, Arc<Function>>>,
     pub(crate) jit: Jit,
     pub(crate) progress: Progress,
+    pub(crate) timeline: Timeline,
     compute: Stream,
     comm: Stream,
     offload: Stream,
@@ -128,6 +130,7 @@ impl Gpu {
             functions: RwLock::default(),
             jit,
             progress: Progress::new()?,
+            timeline: Timeline::default(),
             compute: compute.map_or_else(Stream::new, Ok)?,
             comm: Stream::new()?,
             offload: Stream::new()?,

@@ -184,7 +184,9 @@ impl Gpu {
         // and scalars as the program says: the first two were counted above, and the scalars are of the kernel's own type. A
         // pointer is null only where the variant's text says so, and else shows a tensor of the type in that text, whose
         // memory is kept until the stream is done with it.
-        unsafe { function.launch(op, self.stream(queue), blocks.unsigned_abs(), threads, shared, &arguments) }?;
+        self.timed(op, queue, || unsafe {
+            function.launch(op, self.stream(queue), blocks.unsigned_abs(), threads, shared, &arguments)
+        })?;
         self.launched(op, queue)
     }
 

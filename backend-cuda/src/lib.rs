@@ -21,6 +21,7 @@ mod progress;
 #[cfg(test)]
 mod special_test;
 mod symbols;
+mod timeline;
 mod timer;
 
 pub use backend::{Cuda, CudaOptions};

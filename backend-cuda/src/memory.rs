@@ -202,7 +202,9 @@ impl Gpu {
         self.bind(op)?;
         let to = addresses(op, self, tensor, Queue::Compute)?;
         // SAFETY: the view lies inside its buffer, which is kept until the stream is done with it.
-        unsafe { driver::fill(op, self.stream(Queue::Compute), to.start, byte, tensor.bytes()) }?;
+        self.timed("fill", Queue::Compute, || unsafe {
+            driver::fill(op, self.stream(Queue::Compute), to.start, byte, tensor.bytes())
+        })?;
         self.launched(op, Queue::Compute)
     }
 
@@ -213,7 +215,9 @@ impl Gpu {
         let source = addresses(op, self, from, queue)?;
         let target = addresses(op, self, to, queue)?;
         // SAFETY: both views lie inside their buffers, which are kept until the stream is done with them.
-        unsafe { driver::copy(op, self.stream(queue), target.start, source.start, from.bytes()) }?;
+        self.timed("copy", queue, || unsafe {
+            driver::copy(op, self.stream(queue), target.start, source.start, from.bytes())
+        })?;
         self.launched(op, queue)
     }
 }
@@ -235,7 +239,9 @@ pub(crate) fn write(op: &'static str, gpu: &Arc<Gpu>, tensor: &Tensor, bytes: &[
     settle(op, gpu, tensor)?;
     // SAFETY: the view lies inside its buffer, which is kept until the stream is done with it. The driver has read pageable
     // memory when the call returns, and what is not pageable is the caller's again only after the wait below.
-    unsafe { driver::copy(op, gpu.stream(Queue::Compute), to.start, bytes.as_ptr() as Address, bytes.len()) }?;
+    gpu.timed("copy", Queue::Compute, || unsafe {
+        driver::copy(op, gpu.stream(Queue::Compute), to.start, bytes.as_ptr() as Address, bytes.len())
+    })?;
     // A copy within the host is made by the driver at some time, and one from memory that it knows (pinned, or registered
     // by someone else in this process) by the device.
     let at_some_time = tensor.memory() == Memory::Host || known(op, bytes)?;
@@ -258,7 +264,9 @@ pub(crate) fn read(op: &'static str, gpu: &Arc<Gpu>, tensor: &Tensor, bytes: &mu
     let from = addresses(op, gpu, tensor, Queue::Compute)?;
     let stream = gpu.stream(Queue::Compute);
     // SAFETY: the view lies inside its buffer; `bytes` is the caller's until the stream is done.
-    unsafe { driver::copy(op, stream, bytes.as_mut_ptr() as Address, from.start, bytes.len()) }?;
+    gpu.timed("copy", Queue::Compute, || unsafe {
+        driver::copy(op, stream, bytes.as_mut_ptr() as Address, from.start, bytes.len())
+    })?;
     gpu.wait(op, Queue::Compute)
 }
 

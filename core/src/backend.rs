@@ -9,6 +9,7 @@ use crate::numerics::NumericModel;
 use crate::ops::{AllToAll, Attention, Checked, GroupQuantize, GroupedGemm, Map, Offload, Route};
 use crate::tensor::{DType, Memory, Tensor};
 use crate::timeouts::Timeouts;
+use crate::trace::{LaunchClock, Log};
 
 /// What a backend is and can do. Ops are checked against it once, before they are queued.
 #[derive(Clone, Debug)]
@@ -167,6 +168,16 @@ pub trait Backend: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// A failure of the device.
     fn timings(&self) -> Result<Option<Timings>>;
+
+    /// What times each launch, on a device that can; None where the calls themselves have to be timed.
+    fn launch_clock(&self) -> Option<&dyn LaunchClock> {
+        None
+    }
+
+    /// Where calls are written down; None, but while [`crate::trace::Traced`] does so.
+    fn log(&self) -> Option<&Log> {
+        None
+    }
 
     /// Marks the current end of a queue.
     ///

@@ -158,15 +158,31 @@ pub fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     replace_with(path, |file| file.write_all(contents))
 }
 
-/// The same with contents that `write` writes.
+/// Tries out whether there can be such a file, and leaves nothing behind.
+///
+/// # Errors
+/// As [`replace`].
+pub fn replaceable(path: &Path) -> Result<()> {
+    regular_or_absent(path)?;
+    let temporary = beside(path);
+    drop(create(&temporary)?);
+    fs::remove_file(&temporary).map_err(failed(&temporary))
+}
+
+/// Where the new contents of a file are written first.
+fn beside(path: &Path) -> PathBuf {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".tmp");
+    temporary.into()
+}
+
+/// The same as [`replace`] with contents that `write` writes.
 ///
 /// # Errors
 /// As [`replace`].
 pub fn replace_with(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<()> {
     regular_or_absent(path)?;
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".tmp");
-    let temporary = PathBuf::from(temporary);
+    let temporary = beside(path);
     let mut file = create(&temporary)?;
     let written = write(&mut file).and_then(|()| file.sync_all()).map_err(failed(&temporary));
     written.and_then(|()| fs::rename(&temporary, path).map_err(failed(path))).inspect_err(|_| {
@@ -199,6 +215,7 @@ mod tests {
             create(&path).map(drop),
             change(&path).map(drop),
             replace(&path, b"new"),
+            replaceable(&path),
         ] {
             let message = refused.unwrap_err().to_string();
             assert!(message.ends_with("file: is damaged: it is not a regular file"), "{message}");
@@ -226,6 +243,7 @@ mod tests {
         let half = |file: &mut File| file.write_all(b"ne").and(Err(io::Error::from(ErrorKind::StorageFull)));
         assert!(replace_with(&path, half).is_err());
         assert_eq!(read(&path, 3).unwrap(), b"old");
+        replaceable(&path).unwrap();
         replace(&path, b"new").unwrap();
         assert_eq!(read_text(&path, 3).unwrap(), "new");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);

@@ -21,6 +21,7 @@ pub mod numerics;
 pub mod ops;
 pub mod tensor;
 pub mod timeouts;
+pub mod trace;
 pub mod world;
 
 pub use backend::{Backend, Caps, Event, Group, Queue, Timings};

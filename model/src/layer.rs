@@ -59,6 +59,16 @@ pub(crate) enum Feed {
     Moe(Box<Experts>),
 }
 
+impl Feed {
+    /// The half's name in a trace.
+    fn name(&self) -> &'static str {
+        match self {
+            Feed::Dense(_) => "mlp",
+            Feed::Moe(_) => "experts",
+        }
+    }
+}
+
 /// A MoE layer with what changes between steps.
 #[derive(Debug)]
 pub(crate) struct Experts {
@@ -192,13 +202,16 @@ impl Layer {
     }
 
     pub(crate) fn forward(&self, c: Context<'_>, x: Tensor) -> Result<(Tensor, LayerSaved)> {
+        let scope = c.backend.scope("attention", None);
         let (middle, attention) = self.attention.forward(c, x)?;
+        drop(scope);
         let (y, normed, feed) = self.feed_forward(c, &middle)?;
         Ok((y, LayerSaved { attention, middle, normed, feed }))
     }
 
     /// The second half: norm, MLP or experts, residual.
     fn feed_forward(&self, c: Context<'_>, middle: &Tensor) -> Result<(Tensor, Normed, FeedSaved)> {
+        let _scope = c.backend.scope(self.feed.name(), None);
         let mut normed = Normed::default();
         let n = normed.get(c.backend, &self.norm, middle)?;
         let (y, feed) = match &self.feed {
@@ -233,6 +246,7 @@ impl Layer {
 
     /// The gradient of the layer's input.
     pub(crate) fn backward(&self, c: Context<'_>, dy: &Tensor, mut saved: LayerSaved) -> Result<Tensor> {
+        let scope = c.backend.scope(self.feed.name(), None);
         let n = saved.normed.get(c.backend, &self.norm, &saved.middle)?;
         let d_normed = match (&self.feed, saved.feed) {
             (Feed::Dense(mlp), FeedSaved::Dense(s)) => mlp.backward(c.backend, c.tokens, &n, dy, *s)?,
@@ -242,6 +256,8 @@ impl Layer {
             _ => unreachable!("a layer's saved activations are of its own kind"),
         };
         let d_middle = saved.normed.backward(c.backend, &self.norm, &saved.middle, &d_normed, Some(dy))?;
+        drop(scope);
+        let _scope = c.backend.scope("attention", None);
         self.attention.backward(c, &d_middle, saved.attention)
     }
 }

@@ -215,26 +215,34 @@ impl Model {
     /// Those of the ops; [`dropless_core::Error::Argument`] of a model that is not trained.
     pub fn step(&self, backend: &dyn Backend, tokens: &Tokens, inputs: &Inputs) -> Result<Losses> {
         let c = Context { backend, tokens, inputs, rope: &self.rope, policy: self.activations, counted: true };
+        let forward = backend.scope("forward", None);
         let mut hidden = self.embedding.forward(backend, &inputs.ids)?;
         let mut layers = Vec::with_capacity(self.layers.len());
-        for layer in &self.layers {
+        for (index, layer) in self.layers.iter().enumerate() {
+            let _scope = backend.scope("layer", Some(index));
             let (y, saved) = layer.forward(c, hidden)?;
             hidden = y;
             layers.push(saved);
         }
+        drop(forward);
         let mut balance: Vec<Tensor> = layers.iter().filter_map(|s| s.balance_loss().cloned()).collect();
         let (mut residual, mut next_loss) = (None, None);
         if let (Some(next), Some(more)) = (&self.next, &inputs.next) {
+            let _scope = backend.scope("next token", None);
             let step = next.step(c, more, &self.embedding, &hidden)?;
             residual = Some(step.d_hidden);
             next_loss = Some(step.loss);
             balance.extend(step.balance);
         }
+        let head = backend.scope("head", None);
         let HeadLoss { loss, mut d_hidden } =
             self.head.step(c, &hidden, &inputs.targets, &inputs.scale, residual.as_ref())?;
+        drop(head);
         // The last layers' inputs are let go of as soon as nothing needs them.
         drop((hidden, residual));
-        for layer in self.layers.iter().rev() {
+        let _backward = backend.scope("backward", None);
+        for (index, layer) in self.layers.iter().enumerate().rev() {
+            let _scope = backend.scope("layer", Some(index));
             let saved = layers.pop().expect("one for each layer");
             // What the layer before needs travels while this one computes.
             if let Some(before) = layers.last_mut() {

@@ -1,6 +1,7 @@
 //! A backend around another one that counts the bytes of the tensors that live there, writes down what is asked of it, and
 //! sees when its rank has suspended the timeouts of the others.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -20,7 +21,11 @@ pub struct Metered<B> {
     parts: [Arc<Meter>; 2],
     busy: Arc<Busy>,
     calls: Arc<Mutex<Vec<Call>>>,
+    ops: Arc<Mutex<Ops>>,
 }
+
+/// How many ops there were of each name.
+pub type Ops = BTreeMap<&'static str, usize>;
 
 /// A call that is written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +94,15 @@ impl<B: Backend> Metered<B> {
         let Caps { rank, timeouts, .. } = inner.caps().clone();
         let busy = Arc::new(Busy { inner: timeouts, rank, busy: AtomicBool::default() });
         let caps = Caps { timeouts: Timeouts::new(busy.clone()), ..inner.caps().clone() };
-        Metered { caps, inner, meter: Arc::default(), parts: Default::default(), busy, calls: Arc::default() }
+        Metered {
+            caps,
+            inner,
+            meter: Arc::default(),
+            parts: Default::default(),
+            busy,
+            calls: Arc::default(),
+            ops: Arc::default(),
+        }
     }
 
     /// Bytes of the tensors that live now, in either memory.
@@ -116,6 +129,11 @@ impl<B: Backend> Metered<B> {
         self.calls.clone()
     }
 
+    /// The ops so far, and those to come.
+    pub fn ops(&self) -> Arc<Mutex<Ops>> {
+        self.ops.clone()
+    }
+
     fn note(&self, call: Call) {
         self.calls.lock().push(call);
     }
@@ -132,6 +150,7 @@ impl<B: Backend> Metered<B> {
 
     fn run<'a, T: Op<'a>>(&self, op: &Checked<T>) -> Result<()> {
         let name = op.name();
+        *self.ops.lock().entry(name).or_default() += 1;
         match name {
             "grouped_gemm" => self.note(Call::Gemm),
             "adamw" => self.note(Call::AdamW),

@@ -22,6 +22,7 @@ pub mod schedule;
 pub mod source;
 pub mod stop;
 mod system;
+mod trace;
 pub mod train;
 pub mod verify;
 

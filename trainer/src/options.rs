@@ -50,6 +50,9 @@ pub struct TrainOptions {
     pub threads: usize,
     /// Vector instructions; the best that the machine supports if None.
     pub simd: Option<Simd>,
+    /// The file for a trace of one step of the first rank: the third that this run does, so that everything is compiled, or
+    /// the last one where there are fewer. The other steps cost nothing more; if the file cannot be written, the run goes on.
+    pub trace: Option<PathBuf>,
     /// What asks a training run to stop before its last step.
     pub stop: stop::Request,
 }
@@ -69,6 +72,7 @@ impl Default for TrainOptions {
             expert_parallel: None,
             threads: 0,
             simd: None,
+            trace: None,
             stop: stop::Request::default(),
         }
     }

@@ -157,7 +157,7 @@ fn through_nccl(gpu: &Arc<Gpu>, channel: &Channel, nccl: Option<&Communicator>, 
         if op.gathers() {
             transfers.push(Transfer::Gather(op.send.clone(), arriving.clone()));
         }
-        nccl.run(OP, gpu, &transfers)?;
+        gpu.timed("nccl", Queue::Comm, || nccl.run(OP, gpu, &transfers))?;
     }
     let recv_counts = op.counts.map(|counts| counts.recv);
     let tensors = [Some(op.send), staging.as_ref(), Some(op.recv), recv_counts, Some(&received), state, board];

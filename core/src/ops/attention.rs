@@ -40,6 +40,12 @@ impl AttentionShape {
     pub fn exponent_factor(&self) -> f32 {
         self.scale * math::LOG2_E
     }
+
+    /// Floating-point operations of a forward pass in which rows see so many keys in all: the products with keys and values.
+    /// A backward pass has twice as many, since scores that it computes again do not count.
+    pub fn flops(&self, pairs: usize) -> f64 {
+        2.0 * (self.heads * (self.qk_dim + self.v_dim)) as f64 * pairs as f64
+    }
 }
 
 /// `out = softmax(scale * q k^T) v`, causal, in tiles of 128 keys.

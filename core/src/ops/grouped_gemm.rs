@@ -209,8 +209,20 @@ impl<'a> GroupedGemm<'a> {
     /// The product that the shapes of `out`, `a` and `offsets` make.
     pub fn product(&self) -> Product {
         let groups = self.offsets.len().saturating_sub(1);
+        let (rows, n, k) = self.extents();
+        self.kind.product(groups, rows, n, k)
+    }
+
+    /// Floating-point operations for so many rows in all groups together: two for each of them and each element of a weight.
+    pub fn flops(&self, rows: usize) -> f64 {
+        let (_, n, k) = self.extents();
+        2.0 * rows as f64 * n as f64 * k as f64
+    }
+
+    /// Rows, and outputs and inputs of the layer, in the words of [`GemmKind`].
+    fn extents(&self) -> (usize, usize, usize) {
         let last = |t: &Tensor, back: usize| t.shape().len().checked_sub(back).map_or(0, |i| t.shape()[i]);
-        let (rows, n, k) = match self.kind {
+        match self.kind {
             GemmKind::Forward => (self.out.rows(), self.out.cols(), self.a.elements().cols()),
             GemmKind::Dgrad => (self.out.rows(), self.a.elements().cols(), self.out.cols()),
             GemmKind::Wgrad => {
@@ -224,8 +236,7 @@ impl<'a> GroupedGemm<'a> {
                 };
                 (rows, last(self.out, 2), last(self.out, 1))
             }
-        };
-        self.kind.product(groups, rows, n, k)
+        }
     }
 
     /// Checks the arguments.

@@ -53,6 +53,10 @@ pub(super) struct TrainArgs {
     /// Stop after this time as after a signal, e.g. 3h45m: end the step, save, exit with code 3
     #[arg(long, value_name = "DURATION", value_parser = stop::duration)]
     time_limit: Option<Duration>,
+    /// Write a trace of one step of rank 0 for Perfetto or chrome://tracing (the third step from here, or the last if
+    /// there are fewer), and print where its time went; that step is slower
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Print the effective configuration and stop
     #[arg(long)]
     print_config: bool,
@@ -69,6 +73,7 @@ pub(super) fn run(args: TrainArgs) -> Result<ExitCode> {
     let resumed = if args.resume { Some(runs::existing(args.out.as_deref())?) } else { None };
     let (config, note) = effective(&args, resumed.as_deref())?;
     let mut options = args.machine.options(PathBuf::new(), args.resume)?;
+    options.trace.clone_from(&args.trace);
     options.stop = args.time_limit.map_or_else(Request::default, Request::after);
     config.check(options.ranks, options.expert_ranks())?;
     config.check_initial()?;

@@ -24,7 +24,8 @@ use std::path::PathBuf;
 use std::thread::Scope;
 use std::time::Instant;
 
-use dropless_core::{Backend, Error as CoreError, Group, Tensor};
+use dropless_core::trace::Traced;
+use dropless_core::{Backend, Error as CoreError, Group, Tensor, files};
 use dropless_model::nn::Tokens;
 use dropless_model::optimizer::{self, Gradients};
 use dropless_model::words::count;
@@ -48,11 +49,15 @@ use crate::output;
 use crate::progress::{Progress, Validating};
 use crate::schedule;
 use crate::stop::{Reason, Request};
+use crate::trace::TracedStep;
 use directory::Directory;
 use evaluate::Beside;
 use notice::Notice;
 pub(crate) use saver::Completed;
 use saver::Saver;
+
+/// Which step of a run is traced, from where it begins or goes on: by then everything is compiled.
+const TRACED: u64 = 3;
 
 /// What a run came to.
 #[derive(Clone, Debug)]
@@ -108,7 +113,17 @@ pub fn run_on(ranks: Vec<Box<dyn Backend>>, config: &Config, options: &TrainOpti
     if !ranks::lead(&ranks) {
         return on_ranks(ranks, config, options);
     }
-    let claim = || Directory::claim(&options.out, options.resume);
+    let claim = || {
+        let directory = Directory::claim(&options.out, options.resume)?;
+        // The trace may lie in it.
+        match options.trace.as_deref().map_or(Ok(()), files::replaceable) {
+            Ok(()) => Ok(directory),
+            Err(error) => {
+                directory.give_up();
+                Err(error.into())
+            }
+        }
+    };
     let directory = away(&ranks.iter().map(|rank| &**rank).collect::<Vec<_>>(), claim)?;
     on_ranks(ranks, config, options).inspect_err(|_| directory.give_up())
 }
@@ -171,6 +186,8 @@ struct Rank<'scope, 'a> {
     saver: Saver<'scope, 'a>,
     /// What the validation after the last step came to, where the checkpoint to go on from has it.
     validated: Option<Vec<Mean>>,
+    /// The step to trace.
+    traced: Option<u64>,
     /// Why all ranks stop after the present step.
     stopped: Option<Reason>,
 }
@@ -283,7 +300,9 @@ impl<'scope, 'a> Rank<'scope, 'a> {
         } else {
             None
         };
-        Ok(Rank { run, backend, tokens, model, stream, done, report, saver, validated, stopped: None })
+        let traced = run.options.trace.as_ref().filter(|_| backend.caps().rank == 0);
+        let traced = traced.map(|_| train.steps.min(done + TRACED));
+        Ok(Rank { run, backend, tokens, model, stream, done, report, saver, validated, traced, stopped: None })
     }
 
     fn train(mut self) -> Result<End> {
@@ -337,6 +356,9 @@ impl<'scope, 'a> Rank<'scope, 'a> {
         if let Some(report) = &self.report {
             report.progress.finish();
         }
+        if let (Some(_), Some(file)) = (self.traced, &self.run.options.trace) {
+            output::tell(format_args!("warning: no trace in {}: the run ended before the step of it", file.display()));
+        }
         let (validation, saved) = (validation.unwrap_or_default(), self.saver.last().cloned());
         Ok(End { steps: self.done, loss, without_targets, validation, saved, stopped, unvalidated })
     }
@@ -353,24 +375,49 @@ impl<'scope, 'a> Rank<'scope, 'a> {
     fn step(&mut self) -> Result<Record> {
         // What validation and saving took is no part of a step.
         self.backend.timings()?;
+        let step = self.done + 1;
+        if self.traced != Some(step) {
+            return self.step_on(self.backend);
+        }
+        self.traced = None;
+        let traced = Traced::begin(self.backend)?;
+        let record = self.step_on(&traced)?;
+        self.tell_traced(&TracedStep { step, caps: self.backend.caps(), trace: traced.end()? });
+        Ok(record)
+    }
+
+    /// Writes a trace and shows its table. A run does not end for it.
+    fn tell_traced(&self, traced: &TracedStep<'_>) {
+        let (Some(report), Some(file)) = (&self.report, &self.run.options.trace) else { return };
+        traced.table().iter().for_each(|line| report.progress.note(line));
+        match traced.write(file) {
+            Ok(()) => report.progress.note(&format!("trace {}", file.display())),
+            Err(error) => output::tell(format_args!("warning: no trace: {error}")),
+        }
+    }
+
+    /// One optimizer step, on the rank's backend or one around it.
+    fn step_on(&mut self, backend: &dyn Backend) -> Result<Record> {
         let started = Instant::now();
         let (config, train) = (self.run.config, &self.run.config.train);
         let step = self.done + 1;
+        let scope = backend.scope("batch", None);
         let batch = self.stream.next_batch(train.batch_size)?;
+        drop(scope);
         let notice = self.watch().notice()?;
-        let (result, gradients, counts) =
-            step::gradients(self.backend, config, &self.tokens, &self.model, &batch, notice)?;
+        let (result, gradients, counts) = step::gradients(backend, config, &self.tokens, &self.model, &batch, notice)?;
         self.watch().goes_on(&result.notices)?;
         if !result.loss.is_finite() || !result.grad_norm.is_finite() {
             return Err(self.non_finite(step, &result, &gradients)?);
         }
         let numbers = schedule::step_numbers(train, step);
+        let _scope = backend.scope("update", None);
         self.saver.before_update()?;
-        optimizer::update(self.backend, &mut self.model, &train.adamw(), &gradients, &counts, numbers)?;
-        self.backend.wait()?;
+        optimizer::update(backend, &mut self.model, &train.adamw(), &gradients, &counts, numbers)?;
+        backend.wait()?;
         self.done = step;
         let step_s = started.elapsed().as_secs_f64();
-        let caps = self.backend.caps();
+        let caps = backend.caps();
         Ok(Record {
             step,
             loss: (batch.valid > 0).then_some(result.loss),
@@ -383,7 +430,7 @@ impl<'scope, 'a> Rank<'scope, 'a> {
                 flops_per_token: config.model.architecture().flops_per_token(batch.keys_per_token()),
                 ranks: caps.ranks,
                 peak_flops: caps.peak_flops,
-                timings: self.backend.timings()?,
+                timings: backend.timings()?,
             },
             expert_load: Load::of(result.counts.iter().flatten()),
             validation: Vec::new(),

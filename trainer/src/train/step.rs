@@ -119,7 +119,8 @@ pub(super) fn accumulate(
     let train = &config.train;
     model.clear_gradients(backend)?;
     let mut totals = Totals::new(backend, tokens.shards())?;
-    for inputs in micro_batches {
+    for (index, inputs) in micro_batches.enumerate() {
+        let _scope = backend.scope("micro-batch", Some(index));
         let inputs = inputs?;
         let losses = model.step(backend, tokens, &inputs)?;
         totals.add(LOSS, &losses.tokens)?;
@@ -130,6 +131,7 @@ pub(super) fn accumulate(
             totals.add(BALANCE, balance)?;
         }
     }
+    let _scope = backend.scope("reduce", None);
     let gradients = optimizer::reduce(backend, model, train.max_grad_norm)?;
     let mut counts = Vec::new();
     for balancing in model.balancing() {
