@@ -145,10 +145,11 @@ class Loader {
     static constexpr bool CUT = LOAD == Load::BOXES && RAGGED_CHAIN;
     static constexpr bool COPIES = LOAD != Load::BOXES || CUT;
     static constexpr u32 TURNS = COPIES ? EXTENT / ROWS_AT_ONCE : 1;
-    // Gathered rows are looked up once for each tile, where a producer has the registers to remember them.
-    static constexpr bool KNOWN = GATHER && MAJOR == Major::CHAIN && LOAD == Load::PIECES && ELEMENT_BYTES == 2;
-    // What is not the usual way keeps no addresses in the few registers of a producer.
-    static constexpr u32 UNROLL = LOAD != Load::PIECES ? 1 : ELEMENT_BYTES == 2 ? TURNS : TURNS / 2;
+    // Whether a producer has the registers for all addresses at once: what is not the usual way gets none of them.
+    static constexpr bool ROOM = ELEMENT_BYTES == 2 && Load{A_LOAD} != Load::ELEMENTS && Load{B_LOAD} != Load::ELEMENTS;
+    // Gathered rows are looked up once for each tile, where there is room to remember them.
+    static constexpr bool KNOWN = GATHER && MAJOR == Major::CHAIN && LOAD == Load::PIECES && ROOM;
+    static constexpr u32 UNROLL = LOAD != Load::PIECES ? 1 : ROOM ? TURNS : TURNS / 2;
 
    public:
     static constexpr bool STORES = LOAD == Load::ELEMENTS;

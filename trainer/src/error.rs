@@ -1,6 +1,8 @@
 //! What can go wrong in the program: one line each, with what is needed to mend it. Names and values of others appear
 //! without control characters.
 
+#[cfg(feature = "wgpu")]
+use crate::backends::recording::RecordingError;
 use std::path::{Path, PathBuf};
 
 use dropless_core::escape::escaped;
@@ -98,9 +100,9 @@ impl From<dropless_model::Error> for Error {
 }
 
 #[cfg(feature = "wgpu")]
-impl From<dropless_wgpu::recording::RecordingError> for Error {
-    fn from(error: dropless_wgpu::recording::RecordingError) -> Error {
-        use dropless_wgpu::recording::RecordingError as E;
+impl From<RecordingError> for Error {
+    fn from(error: RecordingError) -> Error {
+        use RecordingError as E;
         match error {
             E::Io { path, source } => Error::Io { path, source },
             E::Unfit { path, what } => Error::Checkpoint { path, what },

@@ -1,9 +1,10 @@
 //! A recording's directory. The header is written last, so a directory with one is complete.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use dropless_core::files::{self, FileError};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
@@ -43,6 +44,15 @@ pub enum RecordingError {
 }
 
 type Result<T> = std::result::Result<T, RecordingError>;
+
+impl From<FileError> for RecordingError {
+    fn from(error: FileError) -> RecordingError {
+        match error {
+            FileError::Io { path, source } => RecordingError::Io { path, source },
+            FileError::Unfit { path, what } => RecordingError::Unfit { path, what },
+        }
+    }
+}
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> RecordingError {
     let path = path.to_owned();
@@ -90,7 +100,7 @@ impl Recording {
         }
         let mut text = serde_json::to_vec_pretty(&Header { bytes, ..self.header.clone() }).expect("plain data");
         text.push(b'\n');
-        fs::write(&header, &text).map_err(failed(&header))?;
+        files::replace(&header, &text)?;
         Ok(size + text.len() as u64)
     }
 
@@ -100,7 +110,7 @@ impl Recording {
     /// [`RecordingError::Unfit`] for what is no recording, damaged or of another version; [`RecordingError::Io`].
     pub fn read(dir: &Path) -> Result<Recording> {
         let path = dir.join(HEADER);
-        let text = fs::read(&path).map_err(failed(&path))?;
+        let text = files::read(&path, MOST)?;
         let header = header(&path, &text)?;
         let path = dir.join(PROGRAM);
         let program = decompress(&path, header.bytes.program)?;
@@ -136,8 +146,9 @@ fn planes(words: &[u32]) -> Vec<u8> {
 }
 
 fn compress(path: &Path, bytes: &[u8]) -> Result<u64> {
+    let file = files::create(path)?;
     let write = || -> io::Result<u64> {
-        let mut encoder = GzEncoder::new(File::create(path)?, Compression::best());
+        let mut encoder = GzEncoder::new(file, Compression::best());
         encoder.write_all(bytes)?;
         encoder.finish()?.sync_all()?;
         Ok(fs::metadata(path)?.len())
@@ -150,7 +161,7 @@ fn decompress(path: &Path, size: u64) -> Result<Vec<u8>> {
         return Err(unfit(path, format!("has {size} bytes, and this program reads {MOST}")));
     }
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(failed(path))?;
+    let (file, _) = files::open(path)?;
     GzDecoder::new(file)
         .take(size + 1)
         .read_to_end(&mut bytes)

@@ -75,7 +75,7 @@ fn ragged(m: &mut Maker<'_>) {
         offsets.push(offsets[offsets.len() - 1] + size as u32);
     }
     let rows = offsets[groups] as usize + m.below(4);
-    let (x, gather) = if m.flag() {
+    let (x, gather) = if m.below(3) == 0 {
         let sources = 1 + m.below(2 * rows + 1);
         let mut index: Vec<u32> = (0..rows).map(|_| m.random.below(sources) as u32).collect();
         m.stray(&mut index, sources);

@@ -12,6 +12,9 @@ mod no_wgpu;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
+#[cfg(feature = "wgpu")]
+pub(crate) use wgpu::recording;
+
 use std::time::Duration;
 
 pub use cuda::Transport;

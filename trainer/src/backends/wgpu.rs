@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dropless_core::host::Host;
 use dropless_core::{Backend, Caps, NumericModel};
-use dropless_wgpu::recording::Recorder;
+pub(crate) use dropless_wgpu::recording;
 use dropless_wgpu::{AdapterReport, Wgpu, WgpuOptions};
 
 use super::{PATIENCE, Ranks, beside};
@@ -36,7 +36,7 @@ pub(super) fn open(options: &TrainOptions, numerics: NumericModel, host: Option<
 pub(crate) fn open_recorded(
     options: &TrainOptions,
     numerics: NumericModel,
-    recorder: &Arc<Recorder>,
+    recorder: &Arc<recording::Recorder>,
 ) -> Result<Box<dyn Backend>> {
     let recorder = Some(recorder.clone());
     let wgpu = WgpuOptions { numerics, adapter: options.adapter.clone(), recorder, ..WgpuOptions::default() };

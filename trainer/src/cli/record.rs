@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::backends::recording::Recording;
 use clap::Args;
 use dropless_model::words::count;
-use dropless_wgpu::recording::Recording;
 
 use crate::config::{Config, Numerics};
 use crate::error::{Error, Result};

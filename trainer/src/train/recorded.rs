@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use crate::backends::recording::{Recorder, Recording};
 use dropless_core::Error as CoreError;
 use dropless_model::words::count;
-use dropless_wgpu::recording::{Recorder, Recording};
 
 use super::in_memory::{At, on_rank};
 use super::inputs::Scales;
